@@ -1,4 +1,4 @@
-"""`VERBS`, what a step may do: probe, do, verify, undo. A call that returned 0 proves nothing."""
+"""`VERBS` and the other actions of steps: probe, do, verify, undo. A call that returned 0 proves nothing."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -42,7 +42,7 @@ from healer.model import SlurmCall, Step, Verb
 from healer.playbooks.advance import GOES_ON_WITHOUT
 from healer.text import joined, say
 
-#: Actions that `do:` may name.
+#: Actions for `do:`.
 VERBS: Mapping[Verb, Action] = MappingProxyType(
     {
         Verb.drain: drain.DRAIN,
@@ -70,13 +70,13 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
 )
 
 
-def _looks(verify: Mapping[str, Callable[[Context], Result]]) -> Mapping[str, Action]:
-    """Actions that only read, by their names in playbooks."""
+def _read_only(verify: Mapping[str, Callable[[Context], Result]]) -> Mapping[str, Action]:
+    """Read-only actions, by their names in playbooks."""
     return MappingProxyType({name: Action(verify=look, effect=False) for name, look in verify.items()})
 
 
-#: Actions that `check:` may name.
-CHECKS = _looks(
+#: Actions for `check:`.
+CHECKS = _read_only(
     {
         "jobs_hit": checks.list_jobs,
         "jobs_left": drain.jobs_left,
@@ -96,8 +96,8 @@ CHECKS = _looks(
     }
 )
 
-#: Actions that `wait:` may name.
-WAITS = _looks(
+#: Actions for `wait:`.
+WAITS = _read_only(
     {
         "job_end_or_checkpoint": waits.job_end_or_checkpoint,
         "job_end": waits.job_end,
@@ -133,14 +133,14 @@ _CALLS: Mapping[Verb, tuple[SlurmCall, ...]] = MappingProxyType(
 
 
 def calls_of(step: Step) -> tuple[SlurmCall, ...]:
-    """The calls that an adapter must support for this step. Where it does not, the step asks a person."""
+    """The calls that an adapter must support for this step. If it does not, the step asks a person."""
     if step.do is Verb.diagnose and (step.input.get("script") or step.input.get("depth")):
         return (SlurmCall.submit,)
     return _CALLS.get(step.do, ()) if step.do is not None else ()
 
 
-#: Checks that `probe` and `verify` of a step may add to its verb's own; they change nothing.
-_EXTRA_CHECKS = _looks(
+#: Checks that `probe` and `verify` of a step may add to those of its verb; they change nothing.
+_EXTRA_CHECKS = _read_only(
     {"fabric_state": node_work.fabric_state, "node_answers": checks.node_answers, "job_works": hang.job_works}
 )
 _LOOK_AGAIN_S = 2.0
@@ -159,7 +159,7 @@ def action_of(step: Step) -> Action:
 def _with_checks(action: Action, probe: str | None, verify: str | None) -> Action:
     def looks(ctx: Context) -> Result | None:
         seen = _EXTRA_CHECKS[probe].verify(ctx) if probe is not None else None
-        if isinstance(seen, Skipped):  # not to be done, which differs from done already
+        if isinstance(seen, Skipped):  # must not be done, which is different from already done
             return seen
         if seen is not None and _passes(seen):
             return Done(say("actions.passes_already", check=probe), {"probe": probe})

@@ -1,4 +1,4 @@
-"""Asks the node itself whether it is so what others say of it, in lines or in figures (law 2)."""
+"""Asks the node itself whether what others report about it is true, in lines or in figures (law 2)."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -32,16 +32,16 @@ from healer.ports.node_exec import NodeError, NodeExec
 from healer.signals.kernel_log import parse_line
 from healer.text import said_by, say, to_stored
 
-#: Of the step's time-out, what is left for the way there and back; the least that a call gets.
+#: The part of the step's time-out reserved for transport, and the least that a call gets.
 WAY_S, LEAST_S = 1.5, 1.0
-#: The most for the worker's own look at a node that is surely unusable.
+#: The time limit of the worker's own look at a node that is certainly unusable.
 OWN_LOOK_S = 4.5
-#: Of the faults that nvidia-smi shows, those with which a GPU is surely gone.
+#: The faults shown by nvidia-smi that mean a GPU is certainly gone.
 _GONE = ("gpu-count-low", "gpu-row-remap-failed")
 
 
 def second_look(ctx: Context) -> Result:
-    """Always passes: an answer that does not come is one, too. Asks once."""
+    """Asks the node once. Always passes, because a missing answer is an answer too."""
     answer = _answer(ctx)
     text = say(f"actions.second_look_says_{answer.result}", node=ctx.node, text=answer.text)
     return Done(text, {"look": to_stored(answer)})
@@ -57,15 +57,15 @@ def _answer(ctx: Context) -> LookAnswer:
     if claim.line:
         repaired = ctx.run.input.get("repaired_at")
         return _ask_of_line(ctx, claim, limit_s, datetime.fromisoformat(repaired) if repaired else None)
-    return _ask(ctx, lambda nodes: judge_figures(fault, _shown(ctx, nodes, limit_s), ctx.tools.now()))
+    return _ask(ctx, lambda nodes: judge_figures(fault, _smi_shows(ctx, nodes, limit_s), ctx.tools.now()))
 
 
 def check_unusable(ctx: Context, rules: Ruleset, repaired_at: datetime | None) -> LookAnswer:
-    """What this process itself sees of a node that others wrote to be surely unusable: Slurm's state, a
-    record of the kernel since its last repair that means so by these rules, or what nvidia-smi shows. Asks
-    the node once."""
+    """What this process itself sees of a node that other parts reported as certainly unusable: Slurm's state,
+    a kernel record since its last repair that means so by these rules, or the output of nvidia-smi. Asks the
+    node once."""
     shown = tried(lambda: read_node(ctx))
-    if away := _away(shown):
+    if away := _unreached_by_slurm(shown):
         return away
     evidence = ctx.incident.evidence if ctx.incident is not None else ()
     claims = [claim for claim in evidence if claim.unusable and claim.component.node == ctx.node]
@@ -77,9 +77,9 @@ def check_unusable(ctx: Context, rules: Ruleset, repaired_at: datetime | None) -
 
 
 def check_restart(ctx: Context, job: SlurmJob, incident: Incident, rules: Ruleset) -> LookAnswer:
-    """What this process itself sees of a fault that others wrote to have ended the work of this running job:
-    Slurm's state, a record of the kernel from during its present life that is a hardware fault by these
-    rules, or what nvidia-smi shows. Asks the node at most twice."""
+    """What this process itself sees of a fault that other parts reported as having ended the work of this
+    running job: Slurm's state, a kernel record from its present life that is a hardware fault by these rules,
+    or the output of nvidia-smi. Asks the node at most twice."""
     node = ctx.run.node or incident.root.node
     ctx = msgspec.structs.replace(ctx, run=msgspec.structs.replace(ctx.run, node=node))
     on_node = read_slurm(lambda: ctx.tools.scheduler.jobs_on(ctx.node)) if node is not None else []
@@ -88,7 +88,7 @@ def check_restart(ctx: Context, job: SlurmJob, incident: Incident, rules: Rulese
     if not claims or job.id not in {each.leader for each in on_node}:
         return LookAnswer(result=LookResult.denied, text=say("actions.not_of_this_job", job=job.title))
     shown = tried(lambda: read_node(ctx))
-    if away := _away(shown):
+    if away := _unreached_by_slurm(shown):
         return away
     for claim in reversed(claims):
         reading = _reading_of(rules, claim, shown)
@@ -102,8 +102,8 @@ def check_restart(ctx: Context, job: SlurmJob, incident: Incident, rules: Rulese
     return _ask_of_figures(ctx, (*_GONE, incident.fault))
 
 
-def _away(shown: SlurmNode | None) -> LookAnswer | None:
-    """Slurm itself shows that the node does not answer."""
+def _unreached_by_slurm(shown: SlurmNode | None) -> LookAnswer | None:
+    """The answer, if Slurm itself shows that the node does not respond."""
     if shown is None or shown.responding:
         return None
     text = say("actions.slurm_shows_it_away", state="+".join(shown.state))
@@ -111,7 +111,7 @@ def _away(shown: SlurmNode | None) -> LookAnswer | None:
 
 
 def _reading_of(rules: Ruleset, claim: Evidence, shown: SlurmNode | None) -> Reading | None:
-    """By the catalogues of this process, whatever the claim says of its own line."""
+    """By this process's own catalogues, whatever the claim says about its own line."""
     parsed = parse_line(claim.line, rules.kernel_lines) if claim.line else None
     if parsed is None:
         return None
@@ -123,10 +123,10 @@ def _reading_of(rules: Ruleset, claim: Evidence, shown: SlurmNode | None) -> Rea
 
 
 def _ask_of_figures(ctx: Context, faults: Sequence[str]) -> LookAnswer:
-    """Whether nvidia-smi on the node shows one of these now."""
+    """Whether nvidia-smi on the node shows one of these faults now."""
 
     def judged(nodes: NodeExec) -> LookAnswer:
-        seen = _shown(ctx, nodes, OWN_LOOK_S)
+        seen = _smi_shows(ctx, nodes, OWN_LOOK_S)
         answers = [judge_figures(fault, seen, ctx.tools.now()) for fault in faults]
         return next((answer for answer in answers if answer.result is LookResult.agreed), answers[0])
 
@@ -154,7 +154,7 @@ def _ask(ctx: Context, judged: Callable[[NodeExec], LookAnswer]) -> LookAnswer:
         return unknown_answer(say("actions.second_look_no_answer", error=said_by(error)))
 
 
-def _shown(ctx: Context, nodes: NodeExec, limit_s: float) -> dict[str, bool]:
+def _smi_shows(ctx: Context, nodes: NodeExec, limit_s: float) -> dict[str, bool]:
     """What nvidia-smi on the node shows now. Raises NodeError."""
     memory, node = nodes.memory_state(ctx.node, limit_s), tried(lambda: read_node(ctx))
     if node is None or node.gpus_shared:

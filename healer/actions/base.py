@@ -1,4 +1,4 @@
-"""What an action gets, what it may answer, and how it reads Slurm."""
+"""The input of an action, its possible results, and its access to Slurm."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -41,11 +41,10 @@ from healer.text import Said, said_by, say
 
 
 class Done(msgspec.Struct, frozen=True):
-    """Done and read back. `data` is kept in the log and shown as the step's evidence.
+    """Done and read back. `data` is stored in the log and shown as the step's evidence.
 
-    Three of its keys steer the run: `passed` False is a negative result, which a later step's `when` may ask
-    for; `ends_run` ends the run here; `moment_s` is how long the moment that was waited for lasts, in
-    seconds.
+    Three of its keys control the run: `passed` False is a negative result, which a later step's `when` may
+    ask for; `ends_run` ends the run here; `moment_s` is how long the awaited moment lasts, in seconds.
     """
 
     text: Said
@@ -53,17 +52,17 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """There was nothing to do, or it may not be done; the run goes on."""
+    """There was nothing to do, or it may not be done; the run continues."""
 
     text: Said
     data: dict[str, Any] = {}
 
 
 class Again(msgspec.Struct, frozen=True):
-    """Not yet: look again after `after_s` seconds; None: when a person or an event wakes the run.
+    """Not yet: check again after `after_s` seconds; None: when a person or an event wakes the run.
 
-    `since`: the step's time-out counts from here, as when a job was given time to save its work. `data` is
-    kept in the log.
+    `since`: the step's time-out counts from here, for example when a job was given time to save its work.
+    `data` is stored in the log.
     """
 
     text: Said
@@ -77,7 +76,7 @@ class Unread(Again, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """It did not work. `final`: another attempt would be pointless, ask a person."""
+    """It did not work. `final`: another attempt would be pointless, so a person is asked."""
 
     text: Said
     final: bool = False
@@ -90,23 +89,24 @@ T = TypeVar("T")
 
 
 class Toolbox(msgspec.Struct, frozen=True, kw_only=True):
-    """The ports of this process and the settings of the rules. None: not set up here."""
+    """The ports of this process and the settings of the rules. None: not configured here."""
 
     now: Callable[[], datetime]
     scheduler: Scheduler
-    #: The newest stored picture of Slurm, and the users as whom healer calls Slurm: reservations admit those.
+    #: The newest stored Slurm snapshot, and the users that healer runs as in Slurm, whom its reservations
+    #: admit.
     picture: Callable[[], SlurmSnapshot | None] = lambda: None
     users: Callable[[], Sequence[str]] = lambda: ("root",)
     nodes: NodeExec | None = None
-    #: The rules by which the worker reads what other parts write of a fault. With them that passes no cap and
-    #: restarts no job until the worker has seen it for itself.
+    #: The rules by which the worker interprets other parts' reports of a fault. If set, a node is exempt from
+    #: the caps, and a job is restarted, only after the worker has checked for itself.
     claim_rules: Callable[[], Ruleset] | None = None
     bmc: Bmc | None = None
     checkpoints: Checkpoints | None = None
     evidence: EvidenceBook | None = None
     #: Recent measurements.
     readings: Readings | None = None
-    #: Starts site commands on this machine; and the site's commands by name.
+    #: Runs site commands on this machine; and the site's commands by name.
     commands: SiteCommands | None = None
     known_commands: Mapping[str, SiteCommand] = {}
     guards: GuardSettings = GuardSettings()
@@ -120,27 +120,26 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step may send to healer and ask of it, by its run's claim."""
+    """Requests that a step may make to healer, through its run's claim."""
 
     queue: Callable[[Message | Ticket], None]
     tell_detector: Callable[[Command], None]
     release_slot: Callable[[str], None]
-    #: Frees the node's slot where the gate sees that nothing holds the node.
+    #: Frees the node's slot if the gate sees that nothing holds the node.
     free_left_slot: Callable[[], None] = lambda: None
     #: Nodes that are known bad but stay in service.
     known_bad: Callable[[], Collection[str]] = frozenset
-    #: Nodes that came back lately, and until when they are on probation.
+    #: Nodes that came back recently, and until when they are on probation.
     on_probation: Callable[[], Mapping[str, datetime]] = dict
     #: Recent permits for hooks to fail.
     permits: Callable[[], Collection[Permit]] = tuple
-    #: Holds the named thing for this run while it lasts; False: another run has it.
+    #: Locks a name for this run, as a context; False: another run has it.
     alone: Callable[[str], AbstractContextManager[bool]] = lambda _: nullcontext(True)
-    #: Asks the gate whether what this step began may stay; why not, or None.
+    #: Asks the gate whether what this step began may stay; returns why not, or None.
     stays: Callable[[], Said | None] = lambda: None
-    #: Asks the gate which of these idle nodes may not be tested with others: node -> why. True: they are
-    #: already.
+    #: Asks the gate which of these idle nodes may not join a test: node -> why. True: the test is running.
     may_borrow: Callable[[Sequence[str], bool], Mapping[str, Said]] = lambda _nodes, _begun: {}
-    #: The good node of each kind.
+    #: The reference node of each kind.
     references: Callable[[], Sequence[Reference]] = tuple
     #: What its node last reported of a GPU: `pci`, `uuid`, `serial`.
     reported_gpu: Callable[[Component], Mapping[str, Any]] = lambda _: {}
@@ -149,20 +148,21 @@ class StepClaim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def since_retry(log: Sequence[LogEntry], key: str) -> list[LogEntry]:
-    """A step's log entries since a person's last retry, that first; all of them without a retry."""
+    """A step's log entries from a person's last retry on, including it; all of them if there was no retry."""
     entries = [entry for entry in log if entry.step == key]
     retries = [index for index, entry in enumerate(entries) if entry.event is StepEvent.retry]
     return entries[retries[-1] :] if retries else entries
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a step, and all that its action may touch. Call `fence()` right before each effect.
+    """The state of a step, and everything that its action may use. Call `fence()` immediately before each
+    effect.
 
     `item`: the job of a `for_each` step; `restarts`: its restart count when the list was made; `began_at`:
-    when this step was first started or waited. `key` identifies this effect: it survives a worker's death,
-    and changes with a person's retry. `asked`: this attempt was made, and its outcome is awaited.
-    `tested_at`: when this run began to test its node, or a person's later retry. `log`: the run's log so far.
-    `reserved`: this run has begun to reserve its node for tests.
+    when this step first started or waited. `key` identifies this effect: it survives a worker's death, and
+    changes with a person's retry. `asked`: this attempt was made, and its outcome is pending. `tested_at`:
+    when this run began to test its node, or a person's later retry. `log`: the run's log so far. `reserved`:
+    this run has begun to reserve its node for tests.
     """
 
     run: Run
@@ -220,7 +220,7 @@ def _nothing(_: Context) -> None:
 
 
 class Answered(Exception):
-    """The step cannot go on: this is what its action answers."""
+    """Ends the action early, with its result."""
 
     def __init__(self, result: Result) -> None:
         super().__init__(result)
@@ -238,7 +238,7 @@ def answering(work: Callable[[Context], T]) -> Callable[[Context], T | Result]:
 
 
 def tried(read: Callable[[], T]) -> T | None:
-    """What it reads; None where the step could not go on without it."""
+    """The value of `read`; None if the step could not continue without it."""
     try:
         return read()
     except Answered:
@@ -246,12 +246,12 @@ def tried(read: Callable[[], T]) -> T | None:
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """`probe` checks whether it is done already (None: it is not); `do` causes it; `verify` reads it back.
+    """`probe` checks whether it is already done (None: it is not); `do` performs it; `verify` reads it back.
     Each may raise Answered.
 
-    `do` may answer at once where there is nothing to wait for; a step that only checks, waits or sends has
-    `verify` alone. `undo` is None where nothing can be undone. `effect` is False for steps that only look.
-    `only_keeps`: the rest of a granted step only keeps its node out of service, so no guard is asked again.
+    `do` may return a result if there is nothing to wait for; a step that only checks, waits or sends has only
+    `verify`. `undo` is None if nothing can be undone. `effect` is False for read-only steps. `only_keeps`:
+    the rest of a granted step only keeps its node out of service, so no guard is asked again.
     """
 
     verify: Callable[[Context], Result]
@@ -270,7 +270,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 def read_back(
     probe: Callable[[Context], Result | None], not_yet: Callable[[Context], Said], after_s: float
 ) -> Callable[[Context], Result]:
-    """A `verify` that reads what the probe reads; the step waits while that shows nothing yet."""
+    """A `verify` that reads what the probe reads; the step waits while that shows nothing."""
     return lambda ctx: probe(ctx) or Again(not_yet(ctx), after_s)
 
 
@@ -278,7 +278,7 @@ def read_back(
 
 
 def drain_reason(rule: str, incident: str | None, text: str) -> str:
-    """`healer:<rule> inc:<8 characters> <text>`, the text as `plain` leaves it."""
+    """`healer:<rule> inc:<8 characters> <text>`, the text as returned by `plain`."""
     whole = f"{OUR_PREFIX}{rule} inc:{(incident or 'none')[:8]} {plain(text)}"
     return whole[:MAX_LENGTH].rstrip(" :")
 
@@ -292,18 +292,18 @@ def reason_of(ctx: Context) -> str:
 
 
 def is_ours(reason: str, incident: str | None = None) -> bool:
-    """Whether the drain is healer's; with `incident`: whether it is that incident's."""
+    """Whether the drain is healer's, and with `incident`, whether it is for that incident."""
     return is_healers(reason) and (incident is None or names_incident(reason, incident))
 
 
 def last_drain_reason(log: Sequence[LogEntry]) -> str:
-    """The reason of this run's last drain, as it was read back; empty if there was none."""
+    """The reason of this run's last drain as read back; empty if there was none."""
     read = (entry.data.get("reason") for entry in reversed(log) if entry.data.get("verb") == Verb.drain)
     return next((str(reason) for reason in read if reason), "")
 
 
 def holds(node: SlurmNode) -> Said:
-    """`ann holds`: whose the node's reason is."""
+    """`ann holds`: the owner of the node's reason."""
     return say("actions.holds", who=node.reason_user or say("actions.somebody"))
 
 
@@ -312,10 +312,10 @@ def reason_given(node: SlurmNode) -> str:
 
 
 def holder_of(node: SlurmNode, words: str = "") -> Said | None:
-    """`ann holds`, where another person or program keeps the node out; None where only healer or Slurm does.
+    """`ann holds`, if another person or program keeps the node out; None if only healer or Slurm does.
 
-    A drain without a reason is a person's too. Slurm's own DOWN ends by itself when the node registers.
-    `words`: the reason of this run's drain; a person who appended to it since then holds the node.
+    A drain without a reason also counts as a person's. Slurm's own DOWN ends by itself when the node
+    registers. `words`: the reason of this run's drain; a person who has appended to it holds the node.
     """
     if not node.held:
         return None
@@ -334,8 +334,8 @@ NOT_YET = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
 
 
 def read_slurm(read: Callable[[], T], after_s: float = LOOK_AGAIN_S) -> T:
-    """The value of `read()`. Raises Answered: Failed for a node that Slurm does not know, Again without an
-    answer of Slurm."""
+    """The value of `read()`. Raises Answered: Failed for a node that Slurm does not know, Again if Slurm does
+    not answer."""
     try:
         return read()
     except UnknownNode as error:
@@ -349,8 +349,9 @@ def slurm_silent(error: SchedulerUnavailable, after_s: float) -> Again:
 
 
 def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = False) -> Failed | None:
-    """One effect on Slurm, right after the fence. None: it was requested, or it is unknown whether it
-    happened: read it back. `needs_right`: a missing right in Slurm is final, without another attempt."""
+    """Requests one effect from Slurm, immediately after the fence. None: it was requested, or it is unknown
+    whether it happened: read it back. `needs_right`: a missing permission in Slurm is final, without another
+    attempt."""
     ctx.fence()
     try:
         effect()
@@ -362,7 +363,7 @@ def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = Fal
 
 
 def whole_job(scheduler: SlurmReads, name: str) -> SlurmJob | None:
-    """The job; for a component of a heterogeneous job its leader, as Slurm restarts those as a whole."""
+    """The job; for a component of a heterogeneous job its leader, because Slurm restarts those as a whole."""
     job = scheduler.job(name)
     return scheduler.job(job.leader) if job is not None and job.leader != job.id else job
 
@@ -383,7 +384,7 @@ def read_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode:
 
 
 def read_free_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode:
-    """The node; Failed where another person or program holds it."""
+    """The node; Failed if another person or program holds it."""
     node = read_node(ctx, after_s)
     if holder := holder_of(node, last_drain_reason(ctx.log)):
         raise Answered(held_by(holder, node))
@@ -391,7 +392,7 @@ def read_free_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode:
 
 
 def held_by(holder: Said, node: SlurmNode) -> Failed:
-    """`holder`: as `holder_of` names it."""
+    """`holder`: as returned by `holder_of`."""
     text = say("actions.holds_node", holder=holder, node=node.name, reason=reason_given(node))
     return Failed(text, final=True)
 
@@ -402,10 +403,10 @@ def read_node_and_jobs(ctx: Context, after_s: float = LOOK_AGAIN_S) -> tuple[Slu
 
 
 def recent_picture(ctx: Context, since: datetime) -> SlurmSnapshot | None:
-    """The stored picture, if it was taken after `since` and is not old.
+    """The stored Slurm snapshot, if it was taken after `since` and is fresh.
 
-    A wait need not query Slurm while the picture shows that it goes on: waits last for hours or days, and
-    each look would cost slurmctld as much as a poll of the whole cluster.
+    A wait need not query Slurm while the snapshot shows that it continues: waits last for hours or days, and
+    each query would cost slurmctld as much as a poll of the whole cluster.
     """
     picture = ctx.tools.picture()
     if picture is None or picture.taken_at <= since or ctx.tools.now() - picture.taken_at > PICTURE_AGE:
@@ -414,13 +415,13 @@ def recent_picture(ctx: Context, since: datetime) -> SlurmSnapshot | None:
 
 
 def jobs_pictured(ctx: Context) -> list[SlurmJob]:
-    """The jobs on the node by the picture of the time since this step began. An empty list says nothing."""
+    """The jobs on the node by a snapshot from after the start of this step. An empty list proves nothing."""
     picture = recent_picture(ctx, ctx.began_at)
     return picture.jobs_on(ctx.node) if picture is not None else []
 
 
 def read_job(ctx: Context, *, leader: bool = False) -> SlurmJob:
-    """The job of this step, or its `leader` where it is a component of a heterogeneous job; Skipped for one
+    """The job of this step, or its `leader` if it is a component of a heterogeneous job; Skipped for a job
     that Slurm has forgotten."""
     slurm = ctx.tools.scheduler
     job = read_slurm(lambda: whole_job(slurm, ctx.job) if leader else slurm.job(ctx.job))
@@ -430,7 +431,7 @@ def read_job(ctx: Context, *, leader: bool = False) -> SlurmJob:
 
 
 def restarts_known(ctx: Context) -> int:
-    """The restart count that the run is about; Failed without one."""
+    """The restart count that the run is about; Failed if it has none."""
     if ctx.restarts is None:
         raise Answered(Failed(say("actions.restarts_unknown", job=ctx.job), final=True))
     return ctx.restarts

@@ -1,9 +1,9 @@
-"""Bisect: which node makes a job slow, by tests of halves of its nodes after the job has ended.
+"""Bisect: finds the node that makes a job slow, by testing halves of its nodes after the job has ended.
 
-The GPUs of a running job are never taken: only idle nodes are tested, after its end. They stay in service
-without a reservation; each group is one job like that of a sweep, under the guard of sweeps, and gives way to
-every other. The step's log holds its state: the nodes, each group before its job is submitted, the job's
-number and result. The job is found by that number, or by its name and comment.
+The GPUs of a running job are never used: only idle nodes are tested, after its end. They stay in service
+without a reservation. Each group is one job like a sweep's, under the sweep guard, and yields to every other.
+The step's log holds its state: the nodes, each group before its job is submitted, and the job's number and
+result. The job is found by that number, or by its name and comment.
 """
 
 from collections import Counter
@@ -22,14 +22,14 @@ from healer.text import Said, from_stored, joined, quoted, say, to_stored
 
 #: How long after the job's end its nodes may take to become idle; later ones are left out.
 GATHER = timedelta(minutes=5)
-#: All groups together, from the end of the job.
+#: Time limit for all groups together, from the end of the job.
 LASTS = timedelta(hours=2)
-#: The most groups that may be lost to other jobs, or fail to be tested.
+#: The most groups that may be preempted, or fail to be tested.
 VOIDS_MAX = 4
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """The nodes that are searched, the suspects among them, and those left out."""
+    """The nodes to search, the suspects among them, and those left out."""
 
     nodes: tuple[str, ...]
     named: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def read_progress(ctx: Context) -> Progress:
-    # The nodes are kept across a person's retry: Slurm has forgotten the job by then.
+    # The list of nodes survives a person's retry, because Slurm has forgotten the job by then.
     named = (line.data["of"] for line in ctx.log if line.step == ctx.part and "of" in line.data)
     progress, rounds = Progress(of=tuple(next(named, ()))), list[Round]()
     for line in ctx.lines:
@@ -66,8 +66,8 @@ def read_progress(ctx: Context) -> Progress:
     return msgspec.structs.replace(progress, rounds=tuple(rounds))
 
 
-def _look(ctx: Context) -> Result | None:
-    """None: the job of a group has to be submitted."""
+def _state(ctx: Context) -> Result | None:
+    """The step's result; None: the job of a group must be submitted."""
     picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
     progress = read_progress(ctx)
     if progress.doubt is None:
@@ -85,7 +85,7 @@ def _is_late(ctx: Context, progress: Progress) -> bool:
 
 
 def _gather(ctx: Context, progress: Progress, picture: SlurmSnapshot) -> Result:
-    """Waits for the job's end, then for idle nodes; logs those that will be searched."""
+    """Waits for the job's end, then for idle nodes; logs the nodes to search."""
     job = picture.jobs.get(ctx.job)
     if not progress.of:
         return _list_nodes(ctx, job)
@@ -95,7 +95,7 @@ def _gather(ctx: Context, progress: Progress, picture: SlurmSnapshot) -> Result:
     if progress.free_at is None:
         data = {"free_at": ctx.tools.now().isoformat()}
         return Again(say("actions.bisect_job_over", job=ctx.job), 0, data=data)
-    nodes = _alike(progress.of, picture)
+    nodes = _of_commonest_kind(progress.of, picture)
     idle = _testable(ctx, nodes)
     left = [name for name in progress.of if name not in idle]
     waited = ctx.tools.now() - progress.free_at
@@ -117,7 +117,7 @@ def _gather(ctx: Context, progress: Progress, picture: SlurmSnapshot) -> Result:
 
 
 def _list_nodes(ctx: Context, job: SlurmJob | None) -> Result:
-    """Logs the job's nodes at once: Slurm forgets a job minutes after its end."""
+    """Logs the job's nodes immediately, because Slurm forgets a job minutes after its end."""
     given = str(ctx.step.input.get("nodes") or "")
     try:
         nodes = expand(given) if given else sorted(job.nodes if job is not None else ())
@@ -129,8 +129,8 @@ def _list_nodes(ctx: Context, job: SlurmJob | None) -> Result:
     return Again(text, 0, data={"of": list(dict.fromkeys(nodes))})
 
 
-def _alike(names: Sequence[str], picture: SlurmSnapshot) -> list[str]:
-    """The nodes of the most frequent kind: figures of different kinds cannot be compared."""
+def _of_commonest_kind(names: Sequence[str], picture: SlurmSnapshot) -> list[str]:
+    """The nodes of the most frequent kind, because figures of different kinds cannot be compared."""
     nodes = [picture.nodes[name] for name in names if name in picture.nodes]
     kinds = Counter(_kind(node) for node in nodes)
     return [node.name for node in nodes if _kind(node) == max(kinds, key=kinds.__getitem__)]
@@ -232,7 +232,7 @@ def _no_verdict(why: Said, left: Sequence[str]) -> Done:
 
 
 def _probe(ctx: Context) -> Result | None:
-    return _timed(ctx, answering(_look)(ctx))
+    return _timed(ctx, answering(_state)(ctx))
 
 
 def _do(ctx: Context) -> Result | None:

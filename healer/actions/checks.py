@@ -1,5 +1,5 @@
-"""Steps that look at the node and its fault, once or until it is so: the jobs hit, whether it answers, is
-empty or freed, whether the fault is still there or still reported."""
+"""Steps that check the node and its fault, once or repeatedly: the jobs hit; whether the node answers, is
+empty or freed; whether the fault is still present or still reported."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
@@ -54,21 +54,21 @@ def list_jobs(ctx: Context) -> Result:
     }
     listed = [*hit, *crashed] if certain else crashed
     if ctx.run.incident is not None:
-        jobs = sorted({job.id for job in listed} | _gone(ctx, on_node))
+        jobs = sorted({job.id for job in listed} | _hit_and_ended(ctx, on_node))
         seen = ctx.incident.evidence_count if ctx.incident is not None else 0
         ctx.claim.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=jobs, evidence_count=seen))
     return Done(_listed(ctx, hit, crashed, on_node, certain=certain), data)
 
 
-def _gone(ctx: Context, on_node: list[SlurmJob]) -> set[str]:
+def _hit_and_ended(ctx: Context, on_node: list[SlurmJob]) -> set[str]:
     """Jobs that a hardware fault hit when it began and that have ended since: a plan waited for them, or the
-    fault was heard of late. A job that was restarted elsewhere is not one of them."""
+    fault was reported late. A job that was restarted elsewhere is not included."""
     incident = ctx.incident
     if incident is None or incident.fault_class not in HARDWARE:
         return set()
     left = set(incident.jobs_hit) - {job.leader for job in on_node}
     if Remedy.requeue_job in incident.remedy:
-        return left  # they lost data, whatever became of them since
+        return left  # they lost data, whatever happened to them since
     shown = {name: ctx.tools.scheduler.job(name) for name in left}
     moved = _moved_on(incident, shown)
     return {
@@ -79,8 +79,8 @@ def _gone(ctx: Context, on_node: list[SlurmJob]) -> set[str]:
 
 
 def _moved_on(incident: Incident, shown: Mapping[str, SlurmJob | None]) -> set[str]:
-    """Jobs whose life at the time of the fault is over. A fault that was heard of at once may rest on a
-    picture of Slurm that is older than their restart."""
+    """Jobs whose life at the time of the fault is over. A fault that was reported immediately may rest on a
+    Slurm snapshot that is older than their restart."""
     first = min((evidence.at for evidence in incident.evidence), default=incident.opened)
     lives = {hit.job: hit.restart for hit in incident.hit} if incident.opened - first > PICTURE_AGE else {}
     return {
@@ -91,8 +91,8 @@ def _moved_on(incident: Incident, shown: Mapping[str, SlurmJob | None]) -> set[s
 
 
 def _ended_after(incident: Incident, job: SlurmJob, now: datetime) -> bool:
-    """It is over and ended after the fault. Soon after the incident began its list may rest on a picture in
-    which the job still ran."""
+    """The job ended after the fault. If the incident has just begun, its list may rest on a snapshot in which
+    the job was still running."""
     if job.unfinished:
         return False
     first = min((evidence.at for evidence in incident.evidence), default=incident.opened)
@@ -133,12 +133,12 @@ def _crashed(ctx: Context, at_work: set[str]) -> list[SlurmJob]:
     return crashed_among(gone, where, moments_of(incident))
 
 
-#: A fault line that came within this before the return keeps the node out.
+#: A fault line within this time before the return keeps the node out.
 LATELY = timedelta(minutes=1)
 
 
 def node_answers(ctx: Context) -> Result:
-    """Fit to return by Slurm and the kernel log: the node answers, and no new fault line came."""
+    """Fit to return by Slurm and the kernel log: the node responds, and there was no new fault line."""
     node = read_node(ctx)
     if holder := holder_of(node):
         return Failed(say("actions.answers_holder", holder=holder, reason=reason_given(node)), final=True)
@@ -154,11 +154,11 @@ def node_answers(ctx: Context) -> Result:
 
 
 def _recent_reports(ctx: Context) -> list[Evidence]:
-    """Fault lines since this check or the run's tests began; for a minute also those since the drain.
+    """Fault lines since this check or the run's tests began; for the first minute also those since the drain.
 
-    A `resume` checks milliseconds after a person asked for it, too soon for a broken GPU to log again. Lines
-    before the drain were its cause. Counted by arrival: the host's clock may be wrong. Measurements lag
-    behind and show no fault under tests; a lasting one is reported again.
+    A `resume` checks milliseconds after a person requested it, too soon for a broken GPU to log again. Lines
+    before the drain were its cause. Counted by arrival, as the host's clock may be wrong. Measurements are
+    excluded, because they lag behind; a lasting one is reported again.
     """
     incident = ctx.incident
     if incident is None:
@@ -172,14 +172,14 @@ def _recent_reports(ctx: Context) -> list[Evidence]:
 def reported_since(incident: Incident, node: str | None, since: datetime) -> list[Evidence]:
     """The incident's evidence against the node that arrived after `since`, without measurements.
 
-    An incident of a job goes on to collect what the job's other nodes report."""
+    An incident of a job keeps collecting reports from the job's other nodes."""
     reported = (evidence for evidence in incident.evidence if evidence.sense not in MEASURED)
     against = (evidence for evidence in reported if evidence.component.node in (None, node))
     return [evidence for evidence in against if (evidence.arrived_at or evidence.at) > since]
 
 
 def still_slow(ctx: Context) -> Result:
-    """Whether the cause is still there and enough senses report it: `senses` of the step's input (1).
+    """Whether the cause is still present and enough senses report it: `senses` of the step's input (1).
 
     A person's request or approval needs no senses.
     """
@@ -199,10 +199,10 @@ def still_slow(ctx: Context) -> Result:
 
 
 def still_silent(ctx: Context) -> Result:
-    """Whether the node is silent and Slurm does not reach it either: one of the two alone takes no node. It
-    waits while Slurm does not reach other nodes of its places, which is an outage of the place.
+    """Whether the node is silent and Slurm does not reach it either: one of the two alone takes no node.
+    Waits while Slurm does not reach other nodes of its places, which is an outage of the place.
 
-    A node that is reached again ends the run, once the stored picture, by which the incident ends, shows it
+    A node that is reached again ends the run, once the stored snapshot, by which the incident ends, shows it
     too. A person's request needs neither.
     """
     incident = ctx.incident
@@ -237,9 +237,10 @@ def unreached_neighbours(name: str, picture: SlurmSnapshot | None) -> list[str]:
 
 
 def cleared(ctx: Context) -> Done | Again | None:
-    """What to do where the senses see the cause gone: wait for `CLEAR_FOR`, then end the run. None: not gone.
+    """The result if the senses see that the cause is gone: wait for `CLEAR_FOR`, then end the run. None: not
+    gone.
 
-    Waits also where the senses have not looked recently, as the state is unknown then.
+    Also waits if the senses have not ticked recently, because the state is unknown then.
     """
     if ctx.incident is None or ctx.run.by != "healer":
         return None
@@ -302,7 +303,7 @@ LONGEST_REPORTS = timedelta(minutes=15)
 
 
 def reports_ended(ctx: Context) -> Result:
-    """A failure logs its lines over minutes, and all of them together select the remedy. Over once nothing
+    """A failure logs its lines over minutes, and all of them together select the remedy. Passes once nothing
     new came for `input.still_s`."""
     incident, now = ctx.incident, ctx.tools.now()
     still = timedelta(seconds=int(ctx.step.input["still_s"]))
@@ -336,13 +337,13 @@ OWNER_AGAIN_S = 30.0
 
 
 def lifted(ctx: Context) -> Result:
-    """The drain is over, or it is healer's or Slurm's own by now, which ends the run. `input.lasts_s`: the
-    wait before the owner is asked again; without it the wait has no end.
+    """The drain is over, or it has become healer's or Slurm's own, which ends the run. `input.lasts_s`: the
+    time until the owner is asked again; without it the wait has no end.
 
-    A new reason counts as the owner's answer: the time starts again. An owner who acknowledged the incident
-    is not asked again.
+    A new reason counts as the owner's answer and restarts the time. An owner who acknowledged the incident is
+    not asked again.
     """
-    # From the stored picture: hundreds of drains that last for weeks must not query Slurm all the time.
+    # From the stored snapshot: hundreds of drains that last for weeks must not query Slurm all the time.
     shown = ctx.tools.picture()
     if shown is None:
         return Again(say("actions.waits_no_picture"), OWNER_AGAIN_S)

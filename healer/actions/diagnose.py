@@ -1,5 +1,5 @@
-"""Diagnose: the node's own tests; with `input.depth` or `input.script` also a batch job on the node; and
-where the depth has tests of two nodes, a job with a partner. All must pass."""
+"""Diagnose: the node's own tests; with `input.depth` or `input.script` also a batch job on the node; and if
+the depth has tests of two nodes, a job with a partner. All must pass."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,13 +20,13 @@ LOOK_AGAIN_S = 1.0
 BEGIN_AGAIN_S = 2.0
 #: While no idle node may be borrowed.
 NONE_FREE_AGAIN_S = 15.0
-#: After this long without a partner the tests of the node alone decide.
+#: After this long without a partner, the node's own tests decide.
 PARTNER_WITHIN_S = 600
 #: Time limit of the job, which borrows a node in service.
 LIMIT_S = 1200
-#: The most partners that may be lost to other jobs, or fail to be tested.
+#: The most partners that may be preempted, or fail to be tested.
 VOIDS_MAX = 4
-#: How many candidates the gate is asked about in one look.
+#: How many candidates the gate is asked about per look.
 _ASKED_AT_ONCE = 8
 
 
@@ -50,7 +50,8 @@ def pair_rounds(ctx: Context) -> list[Round]:
 
 
 def look_with_partner(ctx: Context, alone: Done) -> Result | None:
-    """The verdict of a node that passed `alone`, with its partner's test; None: submit the next job."""
+    """The verdict on a node that passed `alone`, including its test with a partner; None: submit the next
+    job."""
     asked = test_job.pair_tests(ctx)
     if not asked:
         return alone
@@ -60,7 +61,9 @@ def look_with_partner(ctx: Context, alone: Done) -> Result | None:
         return _next(ctx, alone, rounds, picture)
     job = _job(ctx, rounds[-1], picture)
     if job is None:
-        return None if rounds[-1].job is None else _over(rounds[-1], "void", say("actions.test_job_gone"))
+        return (
+            None if rounds[-1].job is None else _end_round(rounds[-1], "void", say("actions.test_job_gone"))
+        )
     if job.unfinished:
         return _under_way(ctx, rounds[-1], job)
     return _ended(ctx, alone, rounds, job)
@@ -79,31 +82,31 @@ def _next(ctx: Context, alone: Done, rounds: list[Round], picture: SlurmSnapshot
         )
         return Done(text, alone.data | {"passed": False, "partners": partners})
     if (why := _too_late(ctx, rounds)) is not None:
-        return _without(alone, failed, why)
+        return _without_partner(alone, failed, why)
     partner = next(_candidates(ctx, picture, {round_.partner for round_ in rounds}), None)
     if partner is None:
         text = say("actions.pair_none_idle", node=ctx.node)
-        return Again(text, NONE_FREE_AGAIN_S, data={"pair_since": _since(ctx)})
+        return Again(text, NONE_FREE_AGAIN_S, data={"pair_since": _search_began_at(ctx)})
     text = say("actions.pair_partner", partner=partner, node=ctx.node)
-    return Again(text, 0, data={"partner": partner, "pair_since": _since(ctx)})
+    return Again(text, 0, data={"partner": partner, "pair_since": _search_began_at(ctx)})
 
 
-def _since(ctx: Context) -> float:
-    """When a partner was first looked for, in Unix seconds."""
+def _search_began_at(ctx: Context) -> float:
+    """When the search for a partner began, in Unix seconds."""
     return first_logged(ctx.lines, "pair_since") or ctx.tools.now().timestamp()
 
 
 def _too_late(ctx: Context, rounds: list[Round]) -> Said | None:
     if sum(round_.outcome == "void" for round_ in rounds) >= VOIDS_MAX:
         return say("actions.pair_lost", n=VOIDS_MAX, says=rounds[-1].says)
-    if ctx.tools.now().timestamp() - _since(ctx) > PARTNER_WITHIN_S:
+    if ctx.tools.now().timestamp() - _search_began_at(ctx) > PARTNER_WITHIN_S:
         return say("actions.pair_none_free", seconds=PARTNER_WITHIN_S)
     return None
 
 
-def _without(alone: Done, failed: list[Round], why: Said) -> Result:
-    """Without a partner the tests of the node alone decide; after one failure with a partner a person
-    does."""
+def _without_partner(alone: Done, failed: list[Round], why: Said) -> Result:
+    """The result without a partner: the node's own tests decide, or a person after one failure with a
+    partner."""
     if failed:
         text = say("actions.pair_unclear", partner=failed[0].partner, says=failed[0].says, why=why)
         return Failed(text, final=True)
@@ -163,9 +166,9 @@ def submit_pair(ctx: Context) -> Result | None:
     if kept is None:
         return Failed(say("actions.test_job_not_reserved", node=ctx.node), final=True)
     if other is None:
-        return _over(rounds[-1], "void", say("actions.pair_unknown"))
+        return _end_round(rounds[-1], "void", say("actions.pair_unknown"))
     if why := ctx.claim.may_borrow([partner], False).get(partner):
-        return _over(rounds[-1], "void", quoted(why))
+        return _end_round(rounds[-1], "void", quoted(why))
     job = test_job.submission(
         (node, other),
         test_job.script_of(ctx, asked, "pair"),
@@ -180,7 +183,7 @@ def submit_pair(ctx: Context) -> Result | None:
     try:
         number = ctx.tools.scheduler.submit(job)
     except SchedulerRefused as error:
-        return _over(rounds[-1], "void", said_by(error))
+        return _end_round(rounds[-1], "void", said_by(error))
     except SchedulerUnavailable as error:
         if not error.sent:
             return None
@@ -190,14 +193,14 @@ def submit_pair(ctx: Context) -> Result | None:
     return Again(text, LOOK_AGAIN_S, data={"pair": {"job": number}})
 
 
-def _over(now: Round, outcome: str, says: Said) -> Again:
-    """Logs the end of this round, before the next partner is looked for."""
+def _end_round(now: Round, outcome: str, says: Said) -> Again:
+    """Logs the end of this round before the search for the next partner."""
     text = say("actions.pair_over", partner=now.partner, says=says)
     return Again(text, 0, data={"pair": {"outcome": outcome, "says": to_stored(says)}})
 
 
 def _under_way(ctx: Context, now: Round, job: SlurmJob) -> Result:
-    """The job gives way to any job that needs the partner, and when it does not start in time."""
+    """The job yields to any job that needs the partner, and ends if it does not start in time."""
     why = ctx.claim.may_borrow([now.partner], True).get(now.partner) or test_job.not_started(
         ctx, job, job.submit_at
     )
@@ -216,11 +219,11 @@ def _ended(ctx: Context, alone: Done, rounds: list[Round], job: SlurmJob) -> Res
     now, answer = rounds[-1], test_job.judge_job(ctx, job)
     failed = [name for name, ended in answer.report.tests.items() if ended is TestOutcome.failed]
     if job.state == "COMPLETED" and answer.worse:
-        return _over(now, "failed", joined(answer.worse, "semicolon"))
+        return _end_round(now, "failed", joined(answer.worse, "semicolon"))
     if job.state == "FAILED" and failed:
-        return _over(now, "failed", quoted(answer.report.says.get(failed[0], failed[0])))
+        return _end_round(now, "failed", quoted(answer.report.says.get(failed[0], failed[0])))
     if job.state != "COMPLETED":
-        return _over(now, "void", say("actions.test_job_was", job=job.id, state=job.state))
+        return _end_round(now, "void", say("actions.test_job_was", job=job.id, state=job.state))
     for earlier in rounds:
         if earlier.outcome == "failed":
             says = say("actions.pair_says", node=ctx.node, partner=now.partner, says=earlier.says)
@@ -234,7 +237,7 @@ def _ended(ctx: Context, alone: Done, rounds: list[Round], job: SlurmJob) -> Res
 
 
 def _on_node(ctx: Context) -> bool:
-    """The node's own tests are run; without access to nodes a step with a job runs only the job."""
+    """Whether the node's own tests are run: without access to nodes, a step with a job runs only the job."""
     return ctx.tools.nodes is not None or test_job.wanted_tests(ctx) is None
 
 
@@ -252,7 +255,7 @@ def _look(ctx: Context, on_node: Callable[[Context], Result | None]) -> Result |
     result = test_job.look(ctx)
     if not isinstance(result, Done) or not _passed(result) or not test_job.pair_tests(ctx):
         return result
-    # Logged, as Slurm forgets an ended job after some minutes, and finding a partner may take longer.
+    # Logged, because Slurm forgets an ended job after some minutes, and finding a partner may take longer.
     alone_now = {"text": to_stored(result.text), "data": result.data}
     return Again(result.text, 0, data={"alone": alone_now})
 

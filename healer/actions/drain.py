@@ -1,7 +1,7 @@
-"""Drain, down, undrain, resume: a node out of service and back, each read back from Slurm.
+"""Drain, down, undrain, resume: take a node out of service and back, each read back from Slurm.
 
 No new job starts on a drained node. A run that tested its node inside healer's reservation drains the node
-before the reservation ends: in between it would take any job.
+before the reservation ends: otherwise it would accept any job in between.
 """
 
 from contextlib import suppress
@@ -53,7 +53,7 @@ from healer.model.slurm import our_reservation, slurm_kind
 from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerError, SchedulerUnavailable
 from healer.text import Said, joined, said_by, say
 
-#: Slurm keeps whole seconds of a reason's time.
+#: Slurm stores the time of a reason in whole seconds.
 _ROUNDING = timedelta(seconds=1)
 
 
@@ -68,7 +68,7 @@ def _judge_drain(ctx: Context, node: SlurmNode) -> Result | None:
             say("actions.drain_done_other", reason=node.reason),
             {"state": list(node.state), "reason": node.reason, "user": node.reason_user, "other": True},
         )
-    if holder := _other(ctx, node):
+    if holder := _other_holder(ctx, node):
         # Another owner drained it just before. Their reason is never replaced (law 5).
         reason = node.reason or say("actions.drain_no_reason")
         return Failed(say("actions.drain_holder", holder=holder, node=node.name, reason=reason), final=True)
@@ -77,9 +77,9 @@ def _judge_drain(ctx: Context, node: SlurmNode) -> Result | None:
     return None
 
 
-def _other(ctx: Context, node: SlurmNode) -> Said | None:
-    """`ann holds`; None where no other owner does. Slurm's own drain has no owner where the step adopts
-    drains, or where healer's hook was permitted to cause it."""
+def _other_holder(ctx: Context, node: SlurmNode) -> Said | None:
+    """`ann holds`; None if no other owner does. Slurm's own drain has no owner if the step adopts drains, or
+    if healer's hook was permitted to cause it."""
     if slurm_kind(node.reason) is not None and (
         is_adopting(ctx.step) or permit_for(node, ctx.claim.permits()) is not None
     ):
@@ -91,10 +91,10 @@ def _probe_drain(ctx: Context) -> Result | None:
     node = read_node(ctx)
     result = _judge_drain(ctx, node)
     if isinstance(result, Done) and _tested(ctx, result) and under_test.reservation(ctx) is not None:
-        return None  # the tests have to be ended first
+        return None  # the tests must end first
     slurms = result is None and node.drain and slurm_kind(node.reason) is not None
     if slurms and _taken_over(ctx) is None and permit_for(node, ctx.claim.permits()) is None:
-        # Logged before it is replaced: an undo puts it back.
+        # Logged before it is replaced, so that an undo can restore it.
         return Again(_held_by_slurm(node.name, node.reason), 0, data={_TAKEN: node.reason})
     return result
 
@@ -103,7 +103,7 @@ _TAKEN = "taken_over"
 
 
 def _taken_over(ctx: Context) -> str | None:
-    """Slurm's own reason that this step's drain took the place of, if any."""
+    """Slurm's own reason that this step's drain replaced, if any."""
     return first_logged((entry for entry in reversed(ctx.log) if entry.step == ctx.part), _TAKEN)
 
 
@@ -112,13 +112,13 @@ def _held_by_slurm(node: str, reason: str) -> Said:
 
 
 def _tested(ctx: Context, drained: Done) -> bool:
-    """healer's reservation may be in place: this run's, or one that another run left, by the picture."""
+    """healer's reservation may be in place: this run's own, or one that another run left, by the snapshot."""
     left = not drained.data.get("other") and our_reservation(ctx.tools.picture(), ctx.node) is not None
     return ctx.reserved or left
 
 
 def _do_drain(ctx: Context) -> Result | None:
-    if ctx.reserved or ctx.asked:  # a node's first drain is sent without another look
+    if ctx.reserved or ctx.asked:  # a node's first drain is sent without another query
         node = read_node(ctx)
         if isinstance(_judge_drain(ctx, node), Done):
             return under_test.end_tests(ctx)
@@ -138,21 +138,27 @@ def _verify_drain(ctx: Context) -> Result:
 
 
 def _overwritten_drain(ctx: Context) -> SlurmNode | None:
-    """The node with another owner's drain from between our look and our drain, by the newest picture.
+    """The node with another owner's drain that was set between our check and our drain, by the newest
+    snapshot.
 
     Slurm has no compare-and-set: only a poll within that instant sees their reason (docs/slurm.md, "The
     window that is left").
     """
     picture = ctx.tools.picture()
     shown = picture.nodes.get(ctx.node) if picture is not None else None
-    if picture is None or shown is None or picture.taken_at <= ctx.began_at or _other(ctx, shown) is None:
+    if (
+        picture is None
+        or shown is None
+        or picture.taken_at <= ctx.began_at
+        or _other_holder(ctx, shown) is None
+    ):
         return None
     began = ctx.began_at - _ROUNDING
     return shown if shown.reason and shown.reason_at is not None and shown.reason_at >= began else None
 
 
 def _restore_reason(ctx: Context, theirs: SlurmNode) -> Failed:
-    """Restores their reason and releases our slot: the node is theirs."""
+    """Restores their reason and releases healer's slot: the node is theirs."""
     who = theirs.reason_user or say("actions.somebody")
     ctx.fence()
     try:
@@ -182,21 +188,23 @@ def _restore_reason(ctx: Context, theirs: SlurmNode) -> Failed:
 
 
 def _drained_before(ctx: Context) -> bool:
-    """An earlier step of the run had drained the node: its undo lifts the drain, after those in between."""
+    """An earlier step of the run had drained the node: its undo lifts the drain, after the undo of the steps
+    in between."""
     done = (entry for entry in ctx.log if entry.event is StepEvent.done)
     first = next((entry.step for entry in done if entry.data.get("verb") == Verb.drain), ctx.part)
     return first != ctx.part
 
 
-#: Slurm's own reason of a DOWN node. With ReturnToService=1 the node comes back by no other (seen on 22.05).
+#: Slurm's own reason of a DOWN node. With ReturnToService=1 the node comes back with no other reason (seen on
+#: 22.05).
 _AWAY = "Not responding"
 
 
 def _lift_drain(ctx: Context, node: SlurmNode) -> None:
-    """Lifts the drain and nothing else: Slurm may have set the node DOWN meanwhile. Such a node would keep
+    """Lifts only the drain, because Slurm may have set the node DOWN meanwhile. Such a node would keep
     healer's reason, so it gets Slurm's own first."""
     if node.base == "DOWN" and "NOT_RESPONDING" in node.state:
-        with suppress(SchedulerUnavailable):  # whether it happened or not, the drain is lifted
+        with suppress(SchedulerUnavailable):  # the drain is lifted in either case
             ctx.tools.scheduler.drain(node.name, _AWAY)
         ctx.fence()
     ctx.tools.scheduler.undrain(node.name)
@@ -206,7 +214,7 @@ def _undo_drain(ctx: Context) -> Result:
     node = read_node(ctx)
     half = ctx.asked and node.base == "DOWN" and node.reason == _AWAY  # a worker died within `_lift_drain`
     if not node.drain or not (half or is_ours(node.reason, ctx.run.incident or ctx.run.id)):
-        # A worker lifted it and died before it released the slot. That of another incident's drain stays.
+        # A worker lifted it and died before it released the slot. The slot of another incident's drain stays.
         if ctx.asked and not (node.drain and is_ours(node.reason)):
             ctx.claim.release_slot("the drain was undone")
         return Done(say("actions.drain_gone"))
@@ -216,7 +224,7 @@ def _undo_drain(ctx: Context) -> Result:
         return Done(say("actions.drain_done", reason=node.reason))
     ctx.fence()
     if (reason := _taken_over(ctx)) is not None:
-        ctx.tools.scheduler.drain(ctx.node, reason)  # not ours alone: Slurm had drained it before (law 5)
+        ctx.tools.scheduler.drain(ctx.node, reason)  # not only ours: Slurm had drained it before (law 5)
         ctx.claim.release_slot("the drain was undone")
         return Done(_held_by_slurm(ctx.node, reason))
     _lift_drain(ctx, node)
@@ -227,7 +235,7 @@ def _undo_drain(ctx: Context) -> Result:
 DRAIN = Action(probe=_probe_drain, do=_do_drain, verify=_verify_drain, undo=_undo_drain)
 
 
-#: How often to look while jobs still run, in seconds.
+#: How often to check while jobs still run, in seconds.
 RUN_ON_S = 5.0
 
 
@@ -258,7 +266,7 @@ def _do_down(ctx: Context) -> Result | None:
     node, jobs = read_node_and_jobs(ctx)
     if (seen := _judge_down(ctx, node, jobs)) is not None:  # a person may have been faster
         return seen
-    # Keeps the reason as it is: it is healer's, maybe of another incident.
+    # Keeps the present reason: it is healer's, maybe for another incident.
     return cause(ctx, lambda: ctx.tools.scheduler.down(node.name, node.reason))
 
 
@@ -266,10 +274,10 @@ def _do_down(ctx: Context) -> Result | None:
 
 
 def jobs_left(ctx: Context) -> Result:
-    """Whether the node's jobs leave it. No: the same jobs have all been completing for 30 s.
+    """Whether the node's jobs end. No: the same jobs have all been completing for 30 s.
 
-    It waits `input.run_on_s` seconds for jobs that still run; after that nothing counts as stuck. The step's
-    log holds when the jobs began to complete, so that it survives a worker's death.
+    Waits `input.run_on_s` seconds for jobs that still run; after that nothing counts as stuck. The step's log
+    records when the jobs began to complete, so that this survives a worker's death.
     """
     node, jobs = read_node_and_jobs(ctx)
     if not jobs:
@@ -281,7 +289,7 @@ def jobs_left(ctx: Context) -> Result:
             return Again(say("actions.jobs_left_running", jobs=names, node=node.name), RUN_ON_S)
         return Done(say("actions.jobs_left_not_stuck", jobs=names, node=node.name), {"passed": True})
     lives = {job.id: job.restarts for job in sorted(jobs, key=lambda job: job.id)}
-    since = _since(ctx, lives)
+    since = _completing_since(ctx, lives)
     named = joined((say("actions.jobs_left_life", job=job, restarts=n) for job, n in lives.items()), "comma")
     if ctx.tools.now() - since < STUCK_FOR:
         text = say("actions.jobs_left_completing", node=node.name, jobs=named)
@@ -290,8 +298,8 @@ def jobs_left(ctx: Context) -> Result:
     return Done(text, {"passed": False, "stuck_since": since.isoformat()})
 
 
-def _since(ctx: Context, lives: dict[str, int]) -> datetime:
-    """Since when the step's last log entry has these jobs and restart counts as completing; now if it has
+def _completing_since(ctx: Context, lives: dict[str, int]) -> datetime:
+    """Since when the step's last log entry has these jobs and restart counts as completing; now, if it has
     others."""
     last = ctx.lines[-1] if ctx.lines else None
     same = last is not None and last.event is StepEvent.waiting and last.data.get("completing") == lives
@@ -305,7 +313,7 @@ DOWN = Action(
 )
 
 
-# --- resume lifts only a drain of ours, and our reservation ends with it; undrain leaves DOWN as it is
+# --- resume lifts only healer's drain, and ends its reservation; undrain leaves DOWN unchanged
 
 
 #: The playbooks that a person starts for a repaired node.
@@ -315,7 +323,7 @@ REPAIRED = frozenset({"resume", "return-to-service"})
 def _returned(ctx: Context, node: SlurmNode, text: Said) -> Done:
     ctx.fence()
     clear_note(ctx.tools.scheduler, node)
-    # Both in the transaction of the step's last entry: with its slot released and its incident open the node
+    # Both in the transaction of the step's last entry: with its slot released and its incident open, the node
     # would be drained again. Incidents from before the run's tests end with the return; `cleared_at` keeps
     # reports about the node in service.
     ctx.claim.tell_detector(
@@ -348,13 +356,13 @@ def _probe_lift(ctx: Context, *, resumes: bool) -> Result | None:
     if NOT_YET.intersection(node.state):
         return Again(say("actions.lift_state", node=node.name, state=state), 5.0)
     if ctx.run.by == "healer":
-        # A person may end any of healer's drains; healer by itself only that of this incident.
+        # A person may end any of healer's drains; healer by itself only its drain for this incident.
         if node.drain and not is_ours(node.reason, ctx.run.incident or ctx.run.id):
             return Failed(say("actions.lift_else", node=node.name, reason=node.reason), final=True)
         if node.held and not node.resumable:
             text = say("actions.lift_unknown_flags", node=node.name, flags=", ".join(node.unknown_flags))
             return Failed(text, final=True)
-    # Power saving switches drained nodes off too: one that is asleep is in service only when a job comes.
+    # Power saving also switches off drained nodes: a sleeping node is in service only when a job comes.
     back = node.may_get_jobs if resumes else not node.drain
     if not back or kept is not None:
         return None
@@ -367,7 +375,7 @@ def _probe_lift(ctx: Context, *, resumes: bool) -> Result | None:
 def _do_lift(ctx: Context, *, resumes: bool) -> Result | None:
     node, kept = _read_held(ctx)
     if kept is not None and not node.held:
-        return under_test.end_tests(ctx)  # read back before anything else: one effect at a time
+        return under_test.end_tests(ctx)  # read back before the next effect
     lift = (lambda: ctx.tools.scheduler.resume(ctx.node)) if resumes else (lambda: _lift_drain(ctx, node))
     return cause(ctx, lift, needs_right=True)
 
@@ -384,11 +392,10 @@ def _lift_action(*, resumes: bool) -> Action:
 RESUME, UNDRAIN = _lift_action(resumes=True), _lift_action(resumes=False)
 
 
-# --- the note on a node that healer drained: in the node's `extra`, or in `comment` where Slurm has no
-# `extra`
+# --- the note on a node that healer drained: in the node's `extra`, or in `comment` if Slurm has no `extra`
 #
-# Written only where the field is empty or holds healer's note. Other programs read it; no step waits for it
-# or fails by it. `healer reconcile` lists notes that could not be removed.
+# Written only if the field is empty or holds healer's note. Other programs read it; no step waits for it or
+# fails because of it. `healer reconcile` lists notes that could not be removed.
 
 
 def write_note(scheduler: Scheduler, run: Run, state: str) -> Said | None:

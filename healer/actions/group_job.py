@@ -1,7 +1,7 @@
-"""A group of nodes of a bisection: the search for the slow node, and healer's job on one group.
+"""Groups of nodes in a bisection: the search for the slow node, and healer's job on one group.
 
-The nodes are idle and stay in service, without a reservation. The job has the lowest priority; every second
-the gate is asked whether it may stay. It is found by Slurm's number, or by its name and comment.
+The nodes are idle and stay in service, without a reservation. The job has the lowest priority, and every
+second the gate is asked whether it may stay. It is found by Slurm's number, or by its name and comment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from healer.model.hostlist import name_some
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 from healer.text import NO_WORDS, Said, quoted, said_by, say, to_stored
 
-#: With fewer nodes a half has no two nodes that could be tested together.
+#: With fewer nodes, a half has no two nodes that could be tested together.
 LEAST = 4
-#: Prior odds of a suspect against a node of which nothing is known.
+#: Prior odds of a suspect against a node without known faults.
 NAMED_WEIGHS = 30.0
 
 
@@ -33,14 +33,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The group to be tested next."""
+    """The next group to test."""
 
     nodes: tuple[str, ...]
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """`slow`: node -> why. `between`: pairs of groups that are well apart and slow together. `open`: slow
-    groups whose nodes cannot be distinguished. All empty: nothing is slow."""
+    """`slow`: node -> why. `between`: pairs of groups that are fine separately and slow together. `open`:
+    slow groups whose nodes cannot be distinguished. All empty: nothing is slow."""
 
     slow: dict[str, Said] = {}
     between: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
@@ -59,7 +59,7 @@ def search(
     standard: Mapping[str, float] | None = None,
 ) -> Wanted | Found:
     """The next group to test, or the result. `named`: the suspects among `nodes`. `answers`: sorted names of
-    a group -> its result. `standard`: figures of the good node of the kind, if known."""
+    a group -> its result. `standard`: figures of the reference node of the kind, if known."""
     if len(nodes) < LEAST:
         raise ValueError("too few nodes to be halved")
     look = _Search(answers, standard or {}, {node: NAMED_WEIGHS for node in named})
@@ -88,7 +88,7 @@ class _Search:
     open: list[tuple[str, ...]] = field(default_factory=list)
 
     def top(self, nodes: list[str]) -> None:
-        # Of equal size: no node is known to be well yet, to fill up the smaller one.
+        # Equal halves: no node is known to be healthy yet that could fill up the smaller one.
         half = len(nodes) // 2
         first, rest = nodes[:half], nodes[half:]
         reasons = self._both(first, rest)
@@ -98,7 +98,7 @@ class _Search:
             self.between.append((tuple(first), tuple(rest)))
 
     def _halve(self, doubt: list[str]) -> None:
-        """Goes on with halves of nodes that are slow together."""
+        """Continues with halves of nodes that are slow together."""
         first, rest = self._halves(doubt)
         size = max(2, len(first), len(rest))
         groups = self._filled(first, size), self._filled(rest, size)
@@ -123,8 +123,8 @@ class _Search:
                 self._halve(half)
 
     def _halves(self, doubt: list[str]) -> tuple[list[str], list[str]]:
-        """Two parts of about equal weight, the likeliest nodes first. The parts differ in size only once
-        there are nodes that are well, to fill up the smaller one."""
+        """Two parts of about equal weight, most likely nodes first. Their sizes differ only once there are
+        healthy nodes to fill up the smaller one."""
         whole = sum(self._weight(node) for node in doubt)
         count = weighs = 0
         while count < len(doubt) // 2 and (weighs < whole / 2 or not self.well):
@@ -139,7 +139,7 @@ class _Search:
         return [*half, *[node for node in self.well if node not in half][: size - len(half)]]
 
     def _both(self, first: list[str], rest: list[str]) -> tuple[Said, Said]:
-        """Why each is slow, or empty. Both are tested before either is judged: they are compared."""
+        """Why each is slow, or empty. Both are tested before either is judged, because they are compared."""
         this, other = self._answer(first), self._answer(rest)
         return self._judged(this, size=len(first)), self._judged(other, size=len(rest))
 
@@ -151,7 +151,7 @@ class _Search:
         return found
 
     def _judged(self, answer: Answer, *, size: int) -> Said:
-        """Why it is slow; empty: it is not. Compared with groups of at least about its size."""
+        """Why it is slow; empty: it is not. Compared with groups of about its size or more."""
         if answer.failed:
             return answer.failed
         for name, figure in answer.figures.items():
@@ -166,7 +166,7 @@ class _Search:
 
 
 LOOK_AGAIN_S = 1.0
-#: Nodes of a group are not idle.
+#: How long nodes of a group may not be idle.
 WAITS_AGAIN_S = 10.0
 #: A controller that did not answer in time may still take a job for this long.
 APPEARS_WITHIN = timedelta(minutes=1)
@@ -178,7 +178,7 @@ class Round(msgspec.Struct, frozen=True, omit_defaults=True):
 
     nodes: tuple[str, ...]
     job: str | None = None
-    #: When it was submitted without an answer of Slurm.
+    #: When it was submitted without an answer from Slurm.
     asked_at: datetime | None = None
     outcome: str | None = None
     answer: Answer = Answer()
@@ -230,7 +230,7 @@ def _comment(ctx: Context, number: int) -> str:
 
 
 def _under_way(ctx: Context, now: Round, job: SlurmJob, *, late: bool) -> Result:
-    """The job gives way to any job that needs one of its nodes, and when it does not start in time."""
+    """The job yields to any job that needs one of its nodes, and ends if it does not start in time."""
     why = next(iter(ctx.claim.may_borrow(now.nodes, True).values()), None)
     why = (
         why or test_job.not_started(ctx, job, job.submit_at) or (say("actions.group_late") if late else None)

@@ -1,7 +1,7 @@
 """A job that may hang: evidence from its ranks and GPUs, and whether both prove a hang.
 
 Nodes are asked one after the other, and each answer is an entry of the run's log, so that a worker's death
-costs one look.
+costs only one look.
 """
 
 from datetime import datetime, timedelta
@@ -27,13 +27,13 @@ from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
 from healer.ports.node_exec import NodeError
 from healer.text import Said, joined, quoted, said_by, say
 
-#: The most nodes of a job that are asked; whether a larger job hangs a person decides.
+#: The most nodes that are asked; for a larger job a person decides whether it hangs.
 MOST_NODES = 32
 #: How many nodes are asked for stacks, those of missing ranks first.
 STACKS_OF = 4
-#: Time between the two looks at the GPUs: a single one may meet a pause of a working job.
+#: Time between the two looks at the GPUs: a single one may coincide with a pause of a working job.
 APART = timedelta(seconds=60)
-#: A report of the detector is news for so long.
+#: A report by the detector is fresh for this long.
 REPORT_LASTS = timedelta(minutes=3)
 #: How long a collective must have been stuck when it was dumped, and the oldest dump that counts.
 STOOD_FOR, DUMP_LASTS = timedelta(seconds=60), timedelta(minutes=30)
@@ -47,7 +47,7 @@ _GPUS = {None: "unknown", True: "quiet", False: "work"}
 
 def hung(ctx: Context) -> Result:
     """Yes: the dumps of all ranks show the same stalled collective, and all GPUs of the job were quiet twice.
-    No: a hang is not proven, which does not prove that the job is well."""
+    No: a hang is not proven, which does not prove that the job is healthy."""
     job = _job(ctx)
     if ctx.tools.nodes is None:
         return Done(say("actions.hang_by_hand"), {"passed": False, "evidence": True})
@@ -66,7 +66,7 @@ def hung(ctx: Context) -> Result:
 
 
 def _as_reported(ctx: Context, job: SlurmJob) -> Result:
-    """Too many nodes to ask each: what its ranks and all its GPUs reported, twice and a minute apart."""
+    """For too many nodes to ask: what its ranks and all its GPUs reported, twice, a minute apart."""
     incident, now = ctx.incident, ctx.tools.now()
     begun = job.start_at or ctx.began_at
     looks = [
@@ -120,7 +120,7 @@ def _look_at_node(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -
 
 
 def gpus_of_job(job: SlurmJob, node: str, gpus: tuple[GpuActivity, ...]) -> tuple[GpuActivity, ...]:
-    """The job's GPUs, where Slurm reports which; nvidia-smi lists GPUs by index. One that it does not list is
+    """The job's GPUs, if Slurm reports which; nvidia-smi lists GPUs by index. A GPU that it does not list is
     unknown."""
     indices, unknown = job.gpus.get(node), GpuActivity(pci="")
     if indices is None:
@@ -170,7 +170,7 @@ def _dumps(ctx: Context, seen: JobOnNode) -> tuple[dict[str, Any], list[Said]]:
 
 
 def _summary_of(group: Group) -> dict[str, Any]:
-    """The part of a dump that the verdict needs, for the log: of the calls the newest few."""
+    """The part of a dump that the verdict needs, for the log: only the newest few calls."""
     last = dict(sorted(group.ops.items())[-8:])
     short = msgspec.structs.replace(group, ops=last)
     return msgspec.to_builtins(short, str_keys=True)
@@ -232,8 +232,9 @@ def _why_unproven(stand: Stall | None, quiet: list[bool | None], stalled_s: floa
 
 
 def job_works(ctx: Context) -> Result:
-    """Right before a requeue, which a pause or an approval may have delayed for hours: a job whose GPUs work
-    again is left alone. Asked once, before any effect on the job; unknown does not stop the requeue."""
+    """Immediately before a requeue, which a pause or an approval may have delayed for hours: a job whose GPUs
+    compute again is left alone. Checked once, before any effect on the job; unknown does not stop the
+    requeue."""
     job = tried(lambda: read_job(ctx))
     if ctx.asked or ctx.tools.nodes is None or job is None:
         return Failed(say("actions.job_works_no_look"))
@@ -254,7 +255,7 @@ def job_works(ctx: Context) -> Result:
 
 
 def stacks(ctx: Context) -> Result:
-    """Collects stacks as evidence; it never fails the run."""
+    """Collects stacks as evidence; never fails the run."""
     job = _job(ctx)
     if ctx.tools.nodes is None:
         return Skipped(say("actions.stacks_no_way"))
@@ -295,7 +296,7 @@ def _sample(ctx: Context, job: SlurmJob) -> list[str]:
 
 
 def _job(ctx: Context) -> SlurmJob:
-    """The job while it runs under the restart count that the run is about; else the run is over."""
+    """The job while it runs under the restart count that the run is about; otherwise the run is over."""
     job, restarts = read_job_of_run(ctx)
     if job.restarts > restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
         text = say("actions.hang_over", job=job.title, state=job.state, restarts=job.restarts)

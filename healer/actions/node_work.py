@@ -1,4 +1,4 @@
-"""Work on a node itself: restart a service, run its tests, reset its GPUs, collect its logs."""
+"""Work on a node itself: restart a service, run tests, reset GPUs, collect logs."""
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -12,7 +12,7 @@ from healer.text import joined, said_by, say
 
 LOOK_AGAIN_S = 2.0
 
-#: Reads the outcome of the work from the node. Raises NodeError where it was never begun, or was cut short.
+#: Reads the outcome of the work from the node. Raises NodeError if it was never begun, or was cut short.
 Look = Callable[[Context, NodeExec], Result]
 
 
@@ -31,9 +31,9 @@ def node_action(
     by_hand: Callable[[Context], str],
     after_s: float = LOOK_AGAIN_S,
 ) -> Action:
-    """Work that the node goes on with by itself: started once under the step's key, then polled.
+    """Work that the node continues by itself: started once under the step's key, then polled.
 
-    `by_hand`: the command for a person, where healer has no access to the node."""
+    `by_hand`: the command for a person, if healer has no access to the node."""
 
     def probe(ctx: Context) -> Result | None:
         if ctx.tools.nodes is None:
@@ -76,7 +76,7 @@ TESTS_AGAIN_S = 5.0
 
 
 def _outcome(ctx: Context, result: Diagnosis | None, running: Again) -> Result:
-    """The outcome of work on the node; `running` while it has none."""
+    """The outcome of work on the node; `running` until it has one."""
     if result is None:
         return running
     text = say("actions.node_says", node=ctx.node, text=result.text)
@@ -91,7 +91,7 @@ def _service(ctx: Context) -> str:
 
 
 def _restart_probe(ctx: Context) -> Result | None:
-    """No probe shows that a restart is not needed; once requested, only its outcome is read."""
+    """No probe can show that a restart is unnecessary; once requested, only its outcome is read."""
     if ctx.tools.nodes is None:
         return no_way(ctx, f"systemctl restart {_service(ctx)}")
     return _restarted(ctx) if ctx.asked else None
@@ -103,8 +103,8 @@ def _restart(ctx: Context) -> Result | None:
     try:
         ctx.tools.nodes.restart_service(ctx.node, _service(ctx))
     except NodeError as error:
-        # Also where it is not known: an active service would prove no restart. A second one on the empty node
-        # costs nothing, and the node makes none while one is on its way.
+        # Also if that is unknown: an active service would not prove a restart. A second restart on the empty
+        # node is harmless, and the node starts none while one is in progress.
         return Failed(said_by(error))
     return None
 
@@ -130,7 +130,7 @@ def _tests_result(ctx: Context, nodes: NodeExec) -> Result:
     return _outcome(ctx, nodes.diagnosis(ctx.node, ctx.key), running)
 
 
-#: The node's own tests alone.
+#: Only the node's own tests.
 OWN_TESTS = node_action(
     lambda ctx, nodes: nodes.start_diagnosis(ctx.node, ctx.key),
     _tests_result,
@@ -143,7 +143,7 @@ OWN_TESTS = node_action(
 
 
 def fabric_state(ctx: Context) -> Result:
-    """The NVLink fabric is up on every GPU of the node. Waits for it up to the step's `timeout_s`."""
+    """The NVLink fabric is up on every GPU of the node. Waits for it for up to the step's `timeout_s`."""
     if ctx.tools.nodes is None:
         return no_way(ctx, "nvidia-smi -q | grep -A 4 Fabric")
     try:
@@ -162,7 +162,7 @@ def fabric_state(ctx: Context) -> Result:
 
 
 def memory_health(ctx: Context) -> Result:
-    """Yes: as many GPUs as Slurm counts, none with a pending or failed row remap. Where that cannot be read a
+    """Yes: as many GPUs as Slurm counts, none with a pending or failed row remap. If that cannot be read, a
     person is asked."""
     if ctx.tools.nodes is None:
         return no_way(ctx, "nvidia-smi -q -d ROW_REMAPPER,ECC")
@@ -190,9 +190,9 @@ RESTART_SERVICE = Action(probe=_restart_probe, do=_restart, verify=_restarted)
 ALL = "all"
 
 
-def _which(ctx: Context) -> str:
-    """The PCI address of the incident's GPU; all GPUs where it is unknown, or the step says so. The node is
-    empty, so that a reset of all costs no job."""
+def _gpu_to_reset(ctx: Context) -> str:
+    """The PCI address of the incident's GPU; all GPUs if it is unknown, or if the step says so. The node is
+    empty, so resetting all of them affects no job."""
     pci = ctx.incident.root.pci if ctx.incident is not None else None
     if ctx.step.input.get("which") == ALL or not pci:
         return ALL
@@ -200,7 +200,7 @@ def _which(ctx: Context) -> str:
 
 
 def _reset_by_hand(ctx: Context) -> str:
-    which = _which(ctx)
+    which = _gpu_to_reset(ctx)
     return "nvidia-smi --gpu-reset" + ("" if which == ALL else f" -i {which}")
 
 
@@ -210,16 +210,16 @@ def _reset_result(ctx: Context, nodes: NodeExec) -> Result:
 
 
 RESET_GPU = node_action(
-    lambda ctx, nodes: nodes.start_reset(ctx.node, ctx.key, _which(ctx)), _reset_result, _reset_by_hand
+    lambda ctx, nodes: nodes.start_reset(ctx.node, ctx.key, _gpu_to_reset(ctx)), _reset_result, _reset_by_hand
 )
 
 
-#: Pieces fetched at once (256 KB each, about 0.2 s): a large file must not occupy a worker's thread.
+#: Pieces fetched per attempt (256 KB each, about 0.2 s): a large file must not occupy a worker's thread.
 PIECES = 16
 
 
 def _fetched(ctx: Context, nodes: NodeExec) -> Result:
-    """Fetches the next pieces, from where the last attempt or a worker that died left off."""
+    """Fetches the next pieces, from where the last attempt or a dead worker stopped."""
     book = ctx.tools.evidence
     assert book is not None  # the probe has looked
     bundle = nodes.collection(ctx.node, ctx.key)
@@ -248,7 +248,7 @@ def _fetched(ctx: Context, nodes: NodeExec) -> Result:
 
 
 def _file(ctx: Context, bundle: Bundle) -> EvidenceFile:
-    """The file's record; the same id for every worker that takes the run up."""
+    """The file's record; every worker that takes over the run gives it the same id."""
     return EvidenceFile(
         id=f"e{sha256(f'{ctx.key}|{bundle.sha256}'.encode()).hexdigest()[:23]}",
         cluster=ctx.run.cluster,

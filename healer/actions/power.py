@@ -1,9 +1,9 @@
-"""Power of a node by its BMC: power cycle, power state, and the reboot by Slurm.
+"""Power of a node through its BMC: power cycle, power state; and the reboot through Slurm.
 
 A BMC has no idempotency key and no fence: a repeated reset resets twice. So a log entry precedes each reset,
-and within one key a second reset is sent only where the first surely was not: the BMC was not reached, or was
-busy. A worker that takes up a run after such an entry only looks, and asks a person if no boot follows. Only
-`On` may be repeated: a node that is on stays on.
+and within one key a second reset is sent only if the first certainly was not: the BMC was not reached, or was
+busy. A worker that takes over a run after such an entry only checks, and asks a person if no boot follows.
+Only `On` may be repeated: a node that is on stays on.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from healer.ports.node_exec import BmcError, BmcUnavailable
 from healer.text import Said, quoted, said_by, say
 
 LOOK_AGAIN_S = 5.0
-#: A node that is still off this long after `On` gets it again.
+#: A node that is still off this long after `On` gets another `On`.
 ON_AGAIN = timedelta(minutes=1)
 
 
@@ -45,8 +45,8 @@ ON_AGAIN = timedelta(minutes=1)
 def _resets(lines: list[LogEntry]) -> list[LogEntry]:
     """The entries of resets that were sent, or may have been.
 
-    This claim's last entry is not sent yet. If the same claim logged something else after it (a guard held
-    it, Slurm did not answer, the BMC was busy), it was not sent.
+    This claim's last entry has not been sent yet. If the same claim logged something else after it (a guard
+    held it, Slurm did not answer, the BMC was busy), it was not sent.
     """
     places = [index for index, entry in enumerate(lines) if "asks" in entry.data]
     return [lines[index] for index in places if not _surely_not_sent(lines[index : index + 2])]
@@ -65,12 +65,13 @@ def _surely_not_sent(lines: list[LogEntry]) -> bool:
 
 
 def _is_next(ctx: Context, asked: LogEntry) -> bool:
-    """The last entry, written by this claim: no other worker can have sent it."""
+    """It is the last entry, written by this claim: no other worker can have sent it."""
     return ctx.lines[-1] is asked and asked.epoch == ctx.run.epoch
 
 
 def _booted_power(ctx: Context, node: SlurmNode) -> bool:
-    """The node surely booted since a reset was sent, or may have been; also one before a person's retry."""
+    """The node certainly booted since a reset was sent or may have been, including resets before a person's
+    retry."""
     asked = next(reversed(_resets([entry for entry in ctx.log if entry.step == ctx.part])), None)
     if asked is None:
         return False
@@ -93,7 +94,7 @@ def _probe_power(ctx: Context) -> Result | None:
     if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
         return _wait(ctx, say("actions.power_booted", node=node.name, state=state))
     if not node.drain:
-        return None  # it is drained again: DOWN alone may end by itself
+        return None  # drain it again: DOWN alone may end by itself
     power = _power(ctx)
     if power.state != ON:
         return _wait(ctx, say("actions.power_booted_not_on", node=node.name, power=_state(power)))
@@ -121,7 +122,7 @@ def _power(ctx: Context) -> Power:
 
 
 def _only_keeps(ctx: Context, booted: Callable[[Context, SlurmNode], bool | None]) -> bool:
-    """The node has booted, and only has to be drained again."""
+    """The node has booted, and only needs to be drained again."""
     node = tried(lambda: read_free_node(ctx, LOOK_AGAIN_S))
     return node is not None and bool(booted(ctx, node)) and not node.drain
 
@@ -139,7 +140,7 @@ def _do_power(ctx: Context) -> Result | None:
     kind = _next_kind(ctx, asked, power)
     if kind is None:
         if asked is not None:
-            return _goes_on(ctx, asked, power)
+            return _await_boot(ctx, asked, power)
         text = say("actions.power_no_kind", node=ctx.node, kinds=", ".join(power.kinds))
         return Failed(text, final=True)
     data: dict[str, Any] = {"asks": str(kind), "target": power.target, "power": power.state, **boot_of(node)}
@@ -179,7 +180,7 @@ def _send(ctx: Context, asked: LogEntry) -> Result:
     return Again(text, LOOK_AGAIN_S, since=_since(ctx), data=data)
 
 
-def _goes_on(ctx: Context, asked: LogEntry, power: Power) -> Result:
+def _await_boot(ctx: Context, asked: LogEntry, power: Power) -> Result:
     """Waits for the boot after a reset that was sent, or may have been."""
     assert ctx.tools.bmc is not None
     kind, task = str(asked.data["asks"]), first_logged(reversed(ctx.lines), "task")
@@ -243,7 +244,7 @@ _UNDER_WAY = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED"})
 
 
 def boot_of(node: SlurmNode | None) -> dict[str, Any]:
-    """The node's boot as the log entry of a granted reboot keeps it."""
+    """The node's boot, for the log entry of a granted reboot."""
     if node is None:
         return {}
     return {"boot_at": node.boot_at.isoformat() if node.boot_at else None, "boot_id": node.boot_id}
@@ -252,7 +253,7 @@ def boot_of(node: SlurmNode | None) -> dict[str, Any]:
 def _booted_reboot(ctx: Context, node: SlurmNode) -> bool | None:
     """Whether the node booted since the step was granted; None if unknown.
 
-    In the attempt that is granted there is no entry yet, and nothing was requested before.
+    In the granted attempt there is no entry yet, and nothing was requested before.
     """
     granted = next((entry for entry in ctx.lines if entry.event is StepEvent.started), None)
     before = granted.data if granted is not None else boot_of(node)
@@ -287,7 +288,7 @@ def _do_reboot(ctx: Context) -> Result | None:
         return _drain_again(ctx, node)
     if not node.drain:
         return Failed(say("actions.not_drained", node=node.name), final=True)
-    reason = node.reason if is_ours(node.reason) else reason_of(ctx)  # keep our reason as it is
+    reason = node.reason if is_ours(node.reason) else reason_of(ctx)  # keep healer's present reason
     return cause(ctx, lambda: ctx.tools.scheduler.reboot(node.name, reason))
 
 

@@ -1,7 +1,7 @@
 """Release: removes from a job what healer left on it, or what Slurm did because of healer.
 
-With `input: {hold: true}` the hold of a job whose prolog failed by healer's permit; with `{begin: true}` the
-begin time of a job that Slurm requeued, and a spare for its lost node; else the exclusion of nodes.
+With `input: {hold: true}` the hold of a job whose prolog failed with healer's permit; with `{begin: true}`
+the begin time of a job that Slurm requeued, and a spare for its lost node; otherwise the exclusion of nodes.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from healer.text import said_by, say
 
 
 def missing(ctx: Context, job: SlurmJob) -> list[str]:
-    """Known bad nodes in service that the job does not exclude; empty where Slurm refused to exclude them."""
+    """Known bad nodes in service that the job does not exclude; empty if Slurm refused to exclude them."""
     if any(entry.step == ctx.part and entry.data.get("not_kept_off") for entry in ctx.log):
         return []
     return sorted(set(ctx.claim.known_bad()) - set(job.excluded))
@@ -61,7 +61,7 @@ def _remark(ctx: Context, job: SlurmJob, remark: Remark) -> None:
 
 
 def left(job: SlurmJob, known_bad: Sequence[str] = ()) -> list[str]:
-    """Nodes that healer keeps the job off and that are no longer known bad."""
+    """Nodes that healer excludes from the job and that are no longer known bad."""
     return [node for node in remark_in(job.admin_comment).off if node not in known_bad]
 
 
@@ -73,7 +73,7 @@ def probe(ctx: Context) -> Result | None:
             return Done(say("actions.release_still_kept_off", job=job.title, nodes=", ".join(rest)))
         return Done(say("actions.release_nothing_left", job=job.title))
     if job.active:
-        # Slurm changes the list of pending jobs only. Once the job is pending again the walk starts another
+        # Slurm changes the list only for pending jobs. Once the job is pending again, the walk starts another
         # run.
         return Skipped(say("actions.release_job_runs", job=job.title))
     if job.state != "PENDING":

@@ -1,8 +1,8 @@
-"""Requeue: restarts a job exactly once and asks Slurm to start it at once, with a spare for its lost node.
+"""Requeue: restarts a job exactly once and lets Slurm start it immediately, with a spare for its lost node.
 
-Fenced by the restart count: it is in the list of jobs hit, and a job with a higher count has been restarted,
-by healer or Slurm. `requeue Incomplete` does nothing to a job that is not running. Tasks of an array are jobs
-of their own; a heterogeneous job is restarted as a whole, by its leader.
+Fenced by the restart count, which is in the list of jobs hit: a job with a higher count has already been
+restarted, by healer or Slurm. `requeue Incomplete` does nothing to a job that is not running. Tasks of an
+array are separate jobs; a heterogeneous job is restarted as a whole, by its leader.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,18 +36,18 @@ from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUna
 from healer.text import Said, said_by, say
 
 LOOK_AGAIN_S = 1.0
-#: A node that gives no clear answer is asked again so often, and for so long, before its own word counts.
+#: How often, and for how long, a node without a clear answer is asked again before its own report counts.
 ASKS_AGAIN_S, ASKED_FOR = 5.0, timedelta(seconds=20)
-#: What a job saved on a signal counts as long as a checkpoint.
+#: Work saved on a signal counts as long as a checkpoint.
 SAVED_FOR = timedelta(seconds=MOMENT_S)
 
 
 def save_first(ctx: Context, job: SlurmJob) -> Again | None:
-    """Signals the job to save its work, once; None when there is nothing (more) to wait for.
+    """Signals the job to save its work, once; None if there is nothing (more) to wait for.
 
-    A signal without an answer counts as sent: the job gets its time, and no second one is sent. It is sent
-    again only if a worker dies between the signal and its log entry, and where what the job saved is old by
-    now: a guard or a person may have held its restart for hours while it worked on.
+    A signal without an answer counts as sent: the job gets its time, and no second signal. It is sent again
+    only if a worker dies between the signal and its log entry, or if the saved work is outdated because a
+    guard or a person held the restart for hours.
     """
     signalled, now = _signal_entry(ctx), ctx.tools.now()
     if signalled is not None and now < signalled.at and _until(signalled.data) > signalled.at:
@@ -89,7 +89,7 @@ def _signal_entry(ctx: Context) -> LogEntry | None:
 
 
 def _is_saved(ctx: Context) -> bool:
-    """The job has got its signal, and what it saves by it is not old yet."""
+    """The job has got its signal, and the work that it saved is not outdated."""
     until = save_deadline(ctx)
     return until is not None and ctx.tools.now() - until <= SAVED_FOR
 
@@ -116,10 +116,10 @@ def _waits_anew(ctx: Context, job: SlurmJob, signalled: LogEntry) -> Again:
 #: Slurm's error numbers (facts, d.4) for jobs that can never be restarted.
 _NEVER = frozenset({2037, 2039, 2107})
 _PENDING = 2024
-#: Reasons that a revived job keeps from its end until the next scheduling pass (seen on 22.05 and 24.11).
+#: Reasons that a revived job shows from its end until the next scheduling pass (seen on 22.05 and 24.11).
 _BEFORE_BEGIN = ("BeginTime", "NonZeroExitCode", "RaisedSignal", "NodeDown", "JobLaunchFailure")
 
-#: The step that put a job back does not wait for one that has been COMPLETING for longer.
+#: The step that requeued a job does not wait for one that has been COMPLETING for longer than this.
 ENDS_WITHIN = timedelta(seconds=30)
 
 
@@ -135,17 +135,19 @@ def is_restarted(ctx: Context, job: SlurmJob) -> bool:
 
 
 def is_stuck(ctx: Context, job: SlurmJob, since: datetime | None = None) -> bool:
-    """The job does not end on some node, as with a hanging epilog: a later step frees the node."""
+    """The job does not end on some node, for example because of a hanging epilog: a later step frees the
+    node."""
     began = max(ctx.began_at, since) if since is not None else ctx.began_at
     return "COMPLETING" in job.flags and ctx.tools.now() - began > ENDS_WITHIN
 
 
-#: What was done to the job, as `actions.requeue_word_` names it.
+#: What was done to the job, as in the text keys `actions.requeue_word_`.
 Word = Literal["requeued", "revived"]
 
 
 def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
-    """After the restart: done once only the scheduler's order keeps the job from starting; None: not yet."""
+    """The result after the restart: done once only the scheduler's order keeps the job from starting; None:
+    not yet."""
     name, done = job.title, say(f"actions.requeue_word_{word}")
     if "REVOKED" in {job.state, *job.flags}:
         where = ", ".join(cluster for cluster in (*job.siblings, job.origin) if cluster)
@@ -200,17 +202,17 @@ def _why_pending(job: SlurmJob, done: Said) -> Said:
 
 
 def put_back(ctx: Context, word: Word, effect: Callable[[Context, SlurmJob], Result | None]) -> Result | None:
-    """Puts the job back by `effect`, once; a job that was put back is brought to its start.
+    """Requeues the job by `effect`, once, and then brings it to its start.
 
-    The cap counts each life of a job once, by the job's id: a run that gives it another name, or a life that
-    it never had, would not be counted as what it does.
+    The cap counts each life of a job once, by the job's id. So a run with another name for the job, or about
+    a life that never existed, is skipped: the cap would not count what it does.
     """
     job, life = read_job_or_leader(ctx), ctx.restarts or 0
     if job.id != ctx.job or job.restarts < life:
         given = {"job": ctx.job, "life": life, "known": job.id, "restarts": job.restarts}
         return Skipped(say("actions.requeue_no_such_life", **given))
     try:
-        return _go_on(ctx, job) if is_restarted(ctx, job) else effect(ctx, job)
+        return _bring_to_start(ctx, job) if is_restarted(ctx, job) else effect(ctx, job)
     except SchedulerRefused as error:
         if error.code in _NEVER:
             why = say(f"actions.requeue_never_{error.code}")
@@ -223,8 +225,8 @@ def put_back(ctx: Context, word: Word, effect: Callable[[Context, SlurmJob], Res
         return None  # unknown whether it happened: read it back
 
 
-def _go_on(ctx: Context, job: SlurmJob) -> Result | None:
-    """The next effect on a job that was put back; none before it has left COMPLETING."""
+def _bring_to_start(ctx: Context, job: SlurmJob) -> Result | None:
+    """The next effect on a requeued job; none before it has left COMPLETING."""
     if job.state != "PENDING" or "COMPLETING" in job.flags:
         return None
     step = release.keep_off(ctx, job) or _spare(ctx, job)
@@ -270,7 +272,7 @@ def _requeue(ctx: Context, job: SlurmJob) -> Result | None:
         return None
     if ctx.item is not None and not _still_ours(ctx):
         return Skipped(say("actions.requeue_given_back", node=ctx.node, job=job.title))
-    if (left := _unseen(ctx, job)) is not None:
+    if (left := _node_denies(ctx, job)) is not None:
         return left
     if (saves := save_first(ctx, job)) is not None:
         return saves
@@ -279,10 +281,11 @@ def _requeue(ctx: Context, job: SlurmJob) -> Result | None:
     return None
 
 
-def _unseen(ctx: Context, job: SlurmJob) -> Again | Skipped | None:
-    """Why the job keeps running: that a fault has ended its work is what other parts wrote, and the node says
-    otherwise. A node that cannot be asked is believed by its own word, as where there is no way to ask
-    (law 2). What its owner or a person agreed to needs no such look."""
+def _node_denies(ctx: Context, job: SlurmJob) -> Again | Skipped | None:
+    """Why the job keeps running: other parts reported that a fault has ended its work, but the node denies
+    that or has not answered yet. After `ASKED_FOR` without a clear answer, the node's own earlier report
+    counts, as it does where there is no way to ask (law 2). A restart that its owner or a person agreed to
+    needs no such look."""
     rules, incident = ctx.tools.claim_rules, ctx.incident
     if rules is None or incident is None or _is_saved(ctx):
         return None

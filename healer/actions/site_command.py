@@ -1,6 +1,6 @@
-"""A site command: one of a closed list, started once under its key, its exit status read back.
+"""A site command: one of a fixed list, started once under its key, with its exit status read back.
 
-0: done. 1: no. Any other status, a time-out and no answer ask a person, as the effect is unknown.
+0: done. 1: no. Any other status, a time-out or a missing answer asks a person, because the effect is unknown.
 """
 
 import re
@@ -22,7 +22,7 @@ STILL_S = 600
 STILL_MOST_S = 3000
 #: Older values are stale: three missed samples of the slowest usual cadence (60 s).
 STALE = timedelta(seconds=180)
-#: Parts of the names of error counters; traffic, waits and pauses are no errors.
+#: Parts of the names of error counters; counters of traffic, waits and pauses are no errors.
 _ERRORS = (
     "error", "crc", "ecc", "replay", "recovery", "down", "integrity", "physical", "malformed",
     "uncorrectable",
@@ -33,14 +33,15 @@ Points = Sequence[tuple[datetime, float]]
 
 
 class Link(msgspec.Struct, frozen=True):
-    """`subject`: the node, or `@` and the device, with the counters of the link; `parts`: its ends there."""
+    """`subject`: the node, or `@` and the device, with the counters of the link; `parts`: the link's ends
+    there."""
 
     subject: str
     parts: tuple[Part, ...]
 
 
 def link_of(incident: Incident) -> Link | None:
-    """The port or NVLink that the incident is about; for a whole switch the ports of its evidence."""
+    """The port or NVLink that the incident is about; for a whole switch the ports in its evidence."""
     root = incident.root
     at = [root, *(evidence.component for evidence in incident.evidence if _same(evidence.component, root))]
     parts = tuple(dict.fromkeys(part for component in at if (part := _part(component)) is not None))
@@ -85,9 +86,9 @@ def is_unchanged(points: Points, now: datetime, still: timedelta) -> bool | None
 
 
 def link_counters(ctx: Context) -> Result:
-    """Whether the link's error counters have stopped, from the beginning of this check.
+    """Whether the link's error counters have stopped, since the beginning of this check.
 
-    No: they still count when the step's time is over. Unknown then: a person is asked.
+    No: they still count when the step's time is over. If that is unknown then, a person is asked.
     """
     if ctx.incident is None or (link := link_of(ctx.incident)) is None:
         return Failed(say("actions.link_not_named"), final=True)
@@ -135,7 +136,7 @@ _WHERE = "place"
 #: Placeholders in a command's words.
 PLACES = ("cluster", "node", "device", "port", "incident", "run", "argument")
 _PLACE = re.compile(r"\{([^{}]*)\}")
-#: No blank, no quote, no leading dash: a value from a signal is never an option, nor two words.
+#: No blank, no quote, no leading dash: a value from a signal can be neither an option nor two words.
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
 
 
@@ -162,7 +163,7 @@ def fill_words(argv: tuple[str, ...], values: Mapping[str, str]) -> tuple[str, .
 
 
 def placeholder_values(ctx: Context) -> dict[str, str]:
-    """Placeholder -> value. The port is the one that the incident names, at the node or its switch."""
+    """Placeholder -> value. The port is the one named by the incident, at the node or its switch."""
     root = ctx.incident.root if ctx.incident is not None else None
     port = port_of(ctx.incident) if ctx.incident is not None else None
     found = {
@@ -202,13 +203,13 @@ def _probe(ctx: Context) -> Result | None:
 
 
 def _places(ctx: Context) -> list[str | None]:
-    """Of each entry since the step was granted, the place where the command was going to be started; None
-    for one of a command that was started."""
+    """For each entry since the step was granted, the place where the command was going to be started; None
+    for an entry of a started command."""
     return [line.data.get(_WHERE) for line in ctx.lines if line.event is StepEvent.waiting]
 
 
 def _by_hand(ctx: Context, name: str) -> Result:
-    """Without a command of the site a person does what the step's `by_hand` says; their retry confirms it."""
+    """Without a site command, a person does what the step's `by_hand` says; their retry confirms it."""
     what = ctx.step.input.get("by_hand")
     if not what:
         return Failed(say("actions.command_missing", name=name), final=True)
@@ -227,7 +228,7 @@ def _do(ctx: Context) -> Result | None:
     try:
         argv = fill_words(command.argv, placeholder_values(ctx))
         if not _places(ctx):
-            # Logged before the start: a worker on another machine does not see what became of it.
+            # Logged before the start: a worker on another machine cannot see what happened to it.
             text = say("actions.command_not_begun", name=command.name)
             return Again(text, 0, data={_WHERE: ctx.tools.commands.place()})
     except (MissingValue, CommandFailed) as error:

@@ -1,6 +1,6 @@
 """Spares: a node of the site's reservation replaces one that a job has lost. One change swaps the two.
 
-From then on the lost node is in the reservation. So the number of its nodes never changes, nothing has to be
+From then on the lost node is in the reservation. So the number of its nodes never changes, nothing must be
 given back, and the repaired node is a spare.
 """
 
@@ -14,11 +14,11 @@ from healer.text import Said, said_by, say
 
 
 def hand_over(ctx: Context, job: SlurmJob, node: str) -> Again | None:
-    """Hands one spare over for the lost node, with the first job that is put back; None: no need.
+    """Hands over one spare for the lost node, with the first job that is requeued; None: no need.
 
     If that is refused, not supported, or no spare is left, the job waits in the queue like any other. Runs
-    take turns: each change names all nodes of the reservation, so of two at once the later would undo the
-    other.
+    take turns: each change names all nodes of the reservation, so of two concurrent changes the later would
+    undo the other.
     """
     kept = ctx.tools.guards.spares
     if kept is None or any("spare" in entry.data for entry in ctx.log):
@@ -40,7 +40,8 @@ def _hand_over(ctx: Context, kept: Spares, job: SlurmJob, node: str) -> Again:
     if chosen is None:
         return _no_spare(say("actions.spare_none_left", name=kept.reservation, node=lost.name))
     if _chosen(ctx) != chosen.name:
-        # Logged before the change: without Slurm's answer it is recognised as ours when it is read back.
+        # Logged before the change, so that it is recognised as ours when it is read back even if Slurm did
+        # not answer.
         text = say("actions.spare_chosen", spare=chosen.name, name=kept.reservation, node=lost.name)
         return Again(text, 0, data={"handing": chosen.name})
     nodes = sorted({*held.nodes, lost.name} - {chosen.name})
@@ -65,7 +66,7 @@ def _nearest(ctx: Context, seen: SlurmSnapshot, lost: SlurmNode, job: SlurmJob) 
 
 
 def _read_back(ctx: Context, held: Reservation, node: str) -> Again:
-    """The lost node is in the reservation: our change is done, or it was a spare itself."""
+    """The lost node is in the reservation: our change is done, or the node was a spare itself."""
     handed = _chosen(ctx)
     if not handed or handed in held.nodes:
         return _no_spare(say("actions.spare_was_one", node=node, name=held.name))
@@ -78,7 +79,7 @@ def _no_spare(text: Said) -> Again:
 
 
 def _with_places(fresh: SlurmSnapshot, stored: SlurmSnapshot | None) -> SlurmSnapshot:
-    """The snapshot with switches from the stored picture, which has the site's topology file."""
+    """The snapshot with switches from the stored snapshot, which includes the site's topology file."""
     if stored is None:
         return fresh
     nodes = {name: _with_switches(node, stored.nodes.get(name)) for name, node in fresh.nodes.items()}
@@ -95,7 +96,8 @@ def _with_switches(node: SlurmNode, stored: SlurmNode | None) -> SlurmNode:
 
 
 def spare_ready(ctx: Context) -> Result:
-    """A spare is free that fits the node and the job on it. It is not taken yet: other runs may be first."""
+    """A spare that fits the node and the job on it is free. It is not taken yet: other runs may get it
+    first."""
     kept = ctx.tools.guards.spares
     if kept is None:
         return Failed(say("actions.spare_ready_no_rule"), final=True)

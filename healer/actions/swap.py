@@ -1,9 +1,10 @@
-"""A job goes on without its bad node: it has left the node by itself, and Slurm takes the node out of it.
+"""A job continues without its bad node: it has left the node by itself, and Slurm removes the node from the
+job.
 
-healer does not make the job leave: its own launcher does (elastic agents). What Slurm takes out it kills
-first, and `srun --kill-on-bad-exit` then ends the whole step (docs/slurm.md, "Shrink"). So nothing is taken
-before the node itself says that no process of the job is left there, and another node that the job is at
-work.
+healer does not make the job leave: its own launcher does (elastic agents). Slurm kills whatever runs on a
+node that it removes, and `srun --kill-on-bad-exit` then ends the whole step (docs/slurm.md, "Shrink"). So no
+node is removed before the node itself reports that no process of the job is left there, and another node
+reports that the job is running.
 """
 
 from datetime import datetime, timedelta
@@ -33,19 +34,18 @@ from healer.ports.node_exec import NodeError, NodeUnavailable
 from healer.text import Said, quoted, said_by, say
 
 LOOK_AGAIN_S = 2.0
-#: A node that has not answered for so long will not say in time that the job has left it. One call may hang
-#: for 7.5 s, and a busy worker or network swallows one or two.
+#: A node that has not answered for this long will not report in time that the job has left it. One call may
+#: hang for 7.5 s, and a busy worker or network loses one or two.
 SILENT_FOR = timedelta(seconds=20)
 _SILENT_SINCE = "silent_since"
 
 
 def spare_inside(ctx: Context) -> Result:
-    """Whether the job of the node agreed to go on without it and has a node to spare; what that costs
-    compared with a requeue. Skipped where not: the job is then restarted like any other.
+    """Whether the node's job agreed to continue without it and has a node to spare, and what that costs
+    compared with a requeue. Skipped otherwise: the job is then restarted like any other.
 
-    A requeue loses the work since the checkpoint, and so does a launcher that begins again from there. The
-    start and the turn in the queue come on top of the requeue alone, the time limit of the wait on top of a
-    swap that fails.
+    A requeue loses the work since the checkpoint, and so does a launcher that restarts from there. Only a
+    requeue adds the start and the time in the queue; only a failed swap adds the time limit of the wait.
     """
     if ctx.tools.nodes is None:
         return Skipped(say("actions.swap_no_way"))
@@ -94,7 +94,8 @@ def _minutes(lost: timedelta | None) -> str:
 
 
 def goes_on_without(ctx: Context) -> Result:
-    """Waits until the job has left the node by itself and is at work on its others. Unknown is not left."""
+    """Waits until the job has left the node by itself and runs on its others. Unknown does not count as
+    left."""
     name = next((entry.data["swap"] for entry in reversed(ctx.log) if entry.data.get("swap")), None)
     job = read_slurm(lambda: ctx.tools.scheduler.job(name)) if name is not None else None
     if job is None or jobs_hit(ctx.log).get(job.id) != job.restarts:
@@ -116,9 +117,9 @@ def goes_on_without(ctx: Context) -> Result:
 
 
 def _waits_for_answer(ctx: Context, job: SlurmJob, error: NodeUnavailable) -> Result:
-    """No node is taken from a job before it has said that nothing of the job is left there. While it says
-    nothing the job may make no step: it is requeued at once where Slurm does not reach the node either, else
-    after a while."""
+    """No node is removed from a job before it has reported that nothing of the job is left there. Without
+    that report the job may make no step: it is requeued immediately if Slurm does not reach the node either,
+    otherwise after a while."""
     node = read_node(ctx)
     if not node.responding:
         return Skipped(_silent_for_slurm(node))
@@ -140,7 +141,7 @@ def _unknown(ctx: Context, job: SlurmJob, why: Said) -> Said:
 
 
 def _why_still_there(ctx: Context, job: SlurmJob) -> Said | None:
-    """Why the job may still run something on the node; None: the node says that it does not. Raises
+    """Why the job may still run something on the node; None: the node reports that it does not. Raises
     NodeUnavailable."""
     if ctx.tools.nodes is None:
         return say("actions.swap_no_way")
@@ -182,7 +183,7 @@ def _probe(ctx: Context) -> Result | None:
 
 
 def _do(ctx: Context) -> Result | None:
-    """Looks once more: an approval or a pause may have delayed the step for hours."""
+    """Checks once more, because an approval or a pause may have delayed the step for hours."""
     job = read_job(ctx)
     if why := why_not_without(job, ctx.node):
         return Failed(why, final=True)

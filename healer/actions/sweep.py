@@ -1,6 +1,6 @@
-"""Sweep: tests of an idle node by one job of healer's, without drain and reservation, that gives way.
+"""Sweep: tests an idle node with one job of healer's that yields to others, without drain and reservation.
 
-The job has the lowest priority that a user may ask for, this node alone, a short limit, and is never
+The job has the lowest priority that a user may request, this node alone, a short limit, and is never
 requeued. While it is queued or runs, the gate is asked every second whether it may stay; if not, it is
 cancelled, and nothing else is. A job that was cancelled, preempted or killed gives no verdict on its node.
 """
@@ -27,8 +27,8 @@ def _submitted(ctx: Context) -> str | None:
 
 
 def _job(ctx: Context) -> SlurmJob | None:
-    """healer's job by Slurm's number; if a worker died before it was logged, by name, comment and user. Name
-    and comment alone could be forged."""
+    """healer's job by Slurm's number; if a worker died before logging it, by name, comment and user. Name and
+    comment alone could be forged."""
     number = _submitted(ctx)
     if number is not None:
         job = ctx.tools.scheduler.job(number)
@@ -44,7 +44,7 @@ def _by_name(ctx: Context) -> Iterator[SlurmJob]:
 
 
 def _gives_way(ctx: Context) -> Said | None:
-    """Why the job gives way, as logged before it was cancelled."""
+    """Why the job yields, as logged before it was cancelled."""
     why = first_logged(ctx.lines, "gives_way")
     return read_said(Said, why) if why is not None else None
 
@@ -59,7 +59,7 @@ def _probe(ctx: Context) -> Result | None:
     if _gives_way(ctx) is not None:
         return _cancelled(ctx, job)
     if (why := ctx.claim.stays() or test_job.not_started(ctx, job, ctx.began_at)) is not None:
-        # Logged first: from here on the tests may fail because they are ended.
+        # Logged first: from here on the tests may fail because they are being ended.
         noted = {"gives_way": to_stored(quoted(why)), "submitted": job.id}
         return Again(say("actions.sweep_gives_way", why=quoted(why)), 0, data=noted)
     return test_job.under_way(ctx, job, LOOK_AGAIN_S)
@@ -77,7 +77,7 @@ def _no_verdict(ctx: Context, why: Said) -> Done:
 
 
 def _verdict(ctx: Context, job: SlurmJob) -> Result:
-    """The result of the tests; no verdict where the job was ended from outside."""
+    """The result of the tests; no verdict if the job was ended from outside."""
     why, answer = _gives_way(ctx), test_job.judge_job(ctx, job)
     if why is not None:
         return _no_verdict(ctx, say("actions.sweep_gave_way", why=unstopped(why)))

@@ -17,13 +17,14 @@ from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUna
 from healer.telling.news import about_incident, ticket_words
 from healer.text import NO_WORDS, Said, joined, said_by, say
 
-#: The most jobs whose restart a ticket or message names one by one.
+#: The most jobs whose restart a ticket or message lists individually.
 _JOBS_NAMED = 10
 _OVER = frozenset({StepEvent.done, StepEvent.skipped, StepEvent.failed})
 
 
 def outcome_of(log: tuple[LogEntry, ...], job: str, but: str = "") -> Said:
-    """The last outcome of this run for the job; empty if it did nothing for it. `but`: a step left out."""
+    """The last outcome of this run for the job; empty if it did nothing for it. `but`: a step to leave
+    out."""
     ended = (entry for entry in reversed(log) if entry.event in _OVER and entry.step != but)
     return next((entry.text for entry in ended if entry.step.partition(":")[2] == job), NO_WORDS)
 
@@ -59,7 +60,7 @@ def _owner(job: SlurmJob) -> str:
 
 
 def _notified(ctx: Context, job: SlurmJob, text: str) -> bool:
-    """Writes to the job's terminal. False where Slurm refuses, as after `salloc --no-shell`."""
+    """Writes to the job's terminal. False if Slurm refuses, for example after `salloc --no-shell`."""
     ctx.fence()
     try:
         ctx.tools.scheduler.notify(job.id, f"healer: {text}")
@@ -80,13 +81,13 @@ def _remarked(ctx: Context, job: SlurmJob, text: str) -> Result:
 
 
 def _found(ctx: Context) -> list[Said]:
-    """The evidence that steps of this run found, each once."""
+    """The evidence found by steps of this run, without repeats."""
     over = (entry for entry in ctx.log if entry.event is StepEvent.done and entry.data.get("evidence"))
     return [say("actions.ticket_found", text=text) for text in dict.fromkeys(entry.text for entry in over)]
 
 
 def _restarts(ctx: Context, jobs: tuple[str, ...]) -> list[Said]:
-    """What this run did for each job hit: whose work was lost is to know whether it runs again."""
+    """What this run did for each job hit, so that owners know whether it runs again."""
     did = ((job, outcome_of(ctx.log, job)) for job in jobs[:_JOBS_NAMED])
     return [text or say("actions.ticket_not_restarted", job=job) for job, text in did]
 
@@ -151,7 +152,7 @@ def open_ticket(ctx: Context) -> Result:
 
 
 def notify(ctx: Context) -> Result:
-    """Messages people by the site's channels; for a job its owner in Slurm."""
+    """Messages people through the site's channels; for a job also its owner in Slurm."""
     if ctx.item is not None:
         return notify_owner(ctx)
     title, text = _describe(ctx)

@@ -1,9 +1,9 @@
 """The batch job that runs tests on a node one after the other, and the results that it writes to Slurm. Pure.
 
 healer cannot read a file that a job writes on its node. So the results go into the job's admin comment, which
-only operators may set. It is updated after each test, so that it has the results also if the time limit ends
-the job. The exit code is the verdict: 0 passed, 77 not tested, else failed. The comment is one line of at
-most 2,000 characters, with parts divided by `; `:
+only operators may set. It is updated after each test, so that the results are there even if the time limit
+ends the job. The exit code is the verdict: 0 passed, 77 not tested, otherwise failed. The comment is one line
+of at most 2,000 characters, with parts separated by `; `:
 
     healer-test/1; gpus:passed:2; gpu_count=8; versions:failed:1; driver=580.65.06; says versions …
 """
@@ -20,7 +20,7 @@ from healer.text import NO_WORDS, Said, joined, say
 
 #: Exit code of a test that could not be run: its program is missing, or there is nothing to test.
 NOT_TESTED = 77
-#: Longest results of one job, in characters; the rest is left out and marked as cut.
+#: Maximum length of the results of one job, in characters; the rest is left out and marked as cut.
 ROOM = 2000
 #: Version of the comment's format.
 FORM = "healer-test/1"
@@ -117,14 +117,14 @@ exit 0
 
 
 def batch(tests: Mapping[str, str], depth: str = "") -> str:
-    """The script of a job that runs these tests (name -> text) in order, up to the first that fails.
+    """The script of a job that runs these tests (name -> text) in order, up to the first failure.
 
     `#SBATCH` lines at the head of a test apply to the job. docs/playbooks.md describes the output of a test.
     """
     if not tests:
         raise ValueError("no tests to run")
     tag = "HEALER_" + sha256("\0".join(tests.values()).encode()).hexdigest()[:24]
-    asks = [line for body in tests.values() for line in _asks(body)]
+    asks = [line for body in tests.values() for line in _sbatch_lines(body)]
     head = _HEAD.format(depth=depth or "none", form=FORM, room=ROOM - 500, not_tested=NOT_TESTED)
     bodies = [
         f"cat >\"$dir/{name}\" <<'{tag}'\n{body.rstrip(chr(10))}\n{tag}\n" for name, body in tests.items()
@@ -141,7 +141,7 @@ def batch(tests: Mapping[str, str], depth: str = "") -> str:
     return "\n".join(["#!/bin/sh", *asks, head, *bodies, *runs, _END.format(not_tested=NOT_TESTED)])
 
 
-def _asks(body: str) -> list[str]:
+def _sbatch_lines(body: str) -> list[str]:
     """The test's `#SBATCH` lines; like sbatch, up to the first line that is no comment."""
     found = []
     for line in body.splitlines():
@@ -174,7 +174,7 @@ class TestOutcome(StrEnum):
 
 class TestReport(msgspec.Struct, frozen=True, kw_only=True):
     """`tests`: outcome by test; `took_s`: seconds by test; `results`: value by name; `says`: message by test.
-    `whole` is False where results were left out or a part could not be read."""
+    `whole` is False if results were left out or a part could not be read."""
 
     tests: dict[str, TestOutcome] = {}
     took_s: dict[str, int] = {}
@@ -206,8 +206,8 @@ def parse_report(comment: str) -> TestReport | None:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences: `worse` about figures below those of the good node, `other` about facts that differ.
-    `alike`: names of results that are as good."""
+    """Sentences: `worse` about figures below the reference node's, `other` about facts that differ. `alike`:
+    names of results that are as good."""
 
     worse: tuple[Said, ...] = ()
     other: tuple[Said, ...] = ()
@@ -215,8 +215,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(results: Mapping[str, str], reference: Reference | None) -> Comparison:
-    """A fact has to be the same, a count (`_count`) at least as high, a rate (`_per_s`) at least 90 %. A
-    result that the reference lacks, or that is not a number, is not compared."""
+    """A fact must be the same, a count (`_count`) at least as high, a rate (`_per_s`) at least 90 %. A result
+    that the reference lacks, or that is not a number, is not compared."""
     if reference is None:
         return Comparison()
     worse, other, alike = list[Said](), list[Said](), list[str]()

@@ -1,8 +1,8 @@
 """A test of a node by healer's batch job inside its reservation: it passes by its exit code, and if no result
-is worse than on the good node of its kind.
+is worse than on the reference node of its kind.
 
-The job is identified by Slurm's number, which is logged at once. If a worker dies before that, the next one
-finds the job by its name and comment. A node whose test could not run has not passed: that asks a person.
+The job is identified by Slurm's number, which is logged immediately. If a worker dies before that, the next
+one finds the job by its name and comment. A node whose test could not run has not passed: a person is asked.
 """
 
 import contextlib
@@ -47,18 +47,18 @@ from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 from healer.text import Said, joined, said_by, say
 
 LOOK_AGAIN_S = 5.0
-#: The job's own limit where the step gives none (`input.limit_s`).
+#: The job's own limit if the step gives none (`input.limit_s`).
 LIMIT_S = 600
-#: Nice value of jobs that give way: below all priorities of the site, and open to every user.
+#: Nice value of jobs that yield: below all priorities of the site, and allowed for every user.
 NICE = 1_000_000
-#: A job that gives way and has not started by then has lost a node to another job.
+#: A job that yields and has not started by then has lost a node to another job.
 STARTS_WITHIN_S = 60
 #: States of an ended job that count against its node, or against the test.
 _FAILED = frozenset({"FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"})
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Tests of `rules/validation` in order; `depth` is empty where a step names one script."""
+    """Tests of `rules/validation` in order; `depth` is empty if a step names one script."""
 
     tests: tuple[str, ...]
     limit_s: int
@@ -91,7 +91,7 @@ def pair_tests(ctx: Context) -> tuple[str, ...]:
 
 
 def _highest_remedy(ctx: Context) -> Remedy | None:
-    """The highest remedy on the ladder that was asked for or carried out: the tests have to fit it."""
+    """The highest remedy on the ladder that was requested or carried out; the tests must fit it."""
     asked = ctx.run.input.get("remedy")
     remedies = [Remedy(str(asked))] if asked else []
     remedies += [Remedy(remedy) for remedy in highest_remedy(ctx.log).values()]
@@ -105,7 +105,7 @@ def _highest_remedy(ctx: Context) -> Remedy | None:
 def look(ctx: Context) -> Result | None:
     """The result of the test job; None: it was never submitted."""
     sent = next((line for line in ctx.lines if line.data.get("submitted")), None)
-    if sent is not None and (job := _pictured(ctx, sent)) is not None:
+    if sent is not None and (job := _still_running(ctx, sent)) is not None:
         return under_way(ctx, job)
     picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
     if our_reservation(picture, ctx.node) is None:
@@ -119,8 +119,8 @@ def look(ctx: Context) -> Result | None:
     return Failed(text, final=True)
 
 
-def _pictured(ctx: Context, sent: LogEntry) -> SlurmJob | None:
-    """The test job, if a picture from after its submission shows that it has not ended."""
+def _still_running(ctx: Context, sent: LogEntry) -> SlurmJob | None:
+    """The test job, if a snapshot from after its submission shows that it has not ended."""
     picture = recent_picture(ctx, sent.at)
     if picture is None or our_reservation(picture, ctx.node) is None:
         return None
@@ -129,7 +129,7 @@ def _pictured(ctx: Context, sent: LogEntry) -> SlurmJob | None:
 
 
 def waits_for_others(ctx: Context) -> bool:
-    """The test job cannot start: by the stored picture somebody else has taken its node out meanwhile."""
+    """The test job cannot start: by the stored snapshot, someone else has taken its node out meanwhile."""
     picture, number = ctx.tools.picture(), first_logged(ctx.lines, "submitted")
     job = picture.jobs.get(number) if picture is not None and number is not None else None
     node = picture.nodes.get(ctx.node) if picture is not None else None
@@ -165,7 +165,7 @@ def _verdict(ctx: Context, job: SlurmJob) -> Result:
 
 
 class JobVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an ended job: `head` is its summary, `text` adds the comparison with the good node;
+    """The result of an ended job: `head` is its summary, `text` adds the comparison with the reference node;
     `worse`: what counts against the node."""
 
     head: Said
@@ -176,7 +176,7 @@ class JobVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge_job(ctx: Context, job: SlurmJob) -> JobVerdict:
-    """`data["passed"]`: the job completed, and no result is worse than on the good node of its kind."""
+    """`data["passed"]`: the job completed, and no result is worse than on the reference node of its kind."""
     asked = _submitted(ctx)
     report = parse_report(job.admin_comment) or TestReport()
     head = say(
@@ -228,7 +228,7 @@ def _submitted(ctx: Context) -> Wanted:
 
 
 def reference_for(ctx: Context, name: str) -> Reference | None:
-    """The good node of this node's kind; None for a node that Slurm does not show."""
+    """The reference node of this node's kind; None for a node that Slurm does not show."""
     picture = ctx.tools.picture()
     node = picture.nodes.get(name) if picture is not None else None
     if node is None:
@@ -238,7 +238,7 @@ def reference_for(ctx: Context, name: str) -> Reference | None:
 
 
 def runnable_tests(ctx: Context) -> Wanted:
-    """The tests that this step runs as a job; Failed where `rules/validation` lacks one."""
+    """The tests that this step runs as a job; Failed if `rules/validation` lacks one."""
     asked = wanted_tests(ctx)
     if asked is None or not asked.tests:
         text = say("actions.test_job_no_depth", depth=asked.depth if asked else "")
@@ -266,14 +266,14 @@ def submit(ctx: Context) -> Result | None:
     )
     *others, last = _partitions_for(ctx, node)
     for partition in others:
-        with contextlib.suppress(SchedulerRefused):  # the node may be in another one
+        with contextlib.suppress(SchedulerRefused):  # the node may be in a different one
             return submit_job(ctx, asked, msgspec.structs.replace(job, partition=partition))
     return submit_job(ctx, asked, msgspec.structs.replace(job, partition=last))
 
 
 def _partitions_for(ctx: Context, node: SlurmNode) -> list[str]:
-    """Where to submit the node's test, in order: where the site has its sweeps, Slurm's default (empty), and
-    the node's own. Slurm refuses a job in a partition without the node, in a reservation too."""
+    """Where to submit the node's test, in order: the site's partition for sweeps, Slurm's default (empty),
+    and the node's own. Slurm refuses a job in a partition without the node, even in a reservation."""
     chosen = ctx.tools.guards.sweep.partition
     first = [chosen] if chosen in node.partitions else []
     return list(dict.fromkeys([*first, "", *node.partitions]))
@@ -307,8 +307,8 @@ def submit_job(
 
 
 def failed_test_command(ctx: Context, node: str, test: str, says: str, **more: str) -> Command:
-    """Reports a failed test of the node as a finding of its own; a repeat after a worker's death is the
-    same."""
+    """Reports a failed test of the node as a finding of its own; a repeat after a worker's death is
+    identical."""
     return Command(
         kind=CommandKind.test_failed,
         cluster=ctx.run.cluster,
@@ -319,7 +319,7 @@ def failed_test_command(ctx: Context, node: str, test: str, says: str, **more: s
 
 
 def shared_partition(nodes: Sequence[SlurmNode]) -> str:
-    """A partition that has all of these nodes; empty: none."""
+    """A partition that contains all of these nodes; empty: none."""
     first, *rest = (node.partitions for node in nodes)
     return next((name for name in first if all(name in partitions for partitions in rest)), "")
 
@@ -338,8 +338,7 @@ def state_text(job: SlurmJob) -> Said:
 
 
 def not_started(ctx: Context, job: SlurmJob, since: datetime | None) -> Said | None:
-    """Why a job that gives way is cancelled before it began; None if it may wait. `since`: start of its
-    wait."""
+    """Why a yielding job is cancelled before it began; None if it may wait. `since`: start of its wait."""
     if (
         job.state != "PENDING"
         or since is None

@@ -1,4 +1,4 @@
-"""Tidy: takes away what healer left on a node that it does not hold: its note, its reservation of a node that
+"""Tidy: removes what healer left on a node that it does not hold: its note, its reservation for a node that
 Slurm does not know, and its slot."""
 
 from healer.actions.base import Action, Context, Done, Failed, Result, Skipped, cause, is_ours, read_slurm
@@ -10,7 +10,7 @@ from healer.text import say
 
 
 def _read(ctx: Context) -> tuple[SlurmNode | None, Reservation | None]:
-    """The node, None where Slurm does not know it, and healer's reservation on it."""
+    """The node, None if Slurm does not know it, and healer's reservation on it."""
 
     def read() -> tuple[SlurmNode | None, Reservation | None]:
         kept = reservation(ctx)

@@ -64,8 +64,8 @@ def end_tests(ctx: Context) -> Result | None:
 
 
 def hand_over(ctx: Context) -> Skipped | None:
-    """Ends the tests on a node that somebody else has taken out meanwhile, and the run with them: the node is
-    theirs (law 5). None: it is not held by others."""
+    """Ends the tests on a node that someone else has taken out meanwhile, and with them the run: the node is
+    theirs (law 5). None: no one else holds it."""
     node = ctx.tools.scheduler.node(ctx.node)
     holder = holder_of(node, last_drain_reason(ctx.log))
     if holder is None or end_tests(ctx) is not None or reservation(ctx) is not None:
@@ -108,14 +108,15 @@ def _probe(ctx: Context) -> Result | None:
     reboots = not NOT_YET.isdisjoint(node.state)
     if found is None or (node.held and not reboots):
         return None
-    if reboots or not node.may_get_jobs:  # its test wakes one that is asleep
+    if reboots or not node.may_get_jobs:  # a test wakes a sleeping node
         return Again(say("actions.reserve_state", node=node.name, state="+".join(node.state)), LOOK_AGAIN_S)
     text = say("actions.reserve_done", node=node.name, name=found.name)
     return Done(text, {"reservation": found.name, "state": list(node.state)})
 
 
 def _free_name(ctx: Context) -> str:
-    """Of the incident; of the run where another node of the incident, as of a switch, is under test."""
+    """The reservation's name: after the incident; or after the run, if another node of the incident (as for a
+    switch) is under test."""
     name = reservation_name(ctx.run.incident or ctx.run.id)
     taken = read_slurm(ctx.tools.scheduler.reserved)
     return reservation_name(ctx.run.id) if name in taken else name

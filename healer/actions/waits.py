@@ -26,17 +26,17 @@ from healer.model import SlurmJob, SlurmNode
 from healer.ports.scheduling import SchedulerUnavailable
 from healer.text import Said, joined, quoted, say
 
-#: How long a checkpoint counts as a good moment, in seconds: the job goes on computing after it.
+#: How long a checkpoint counts as a good moment, in seconds: the job keeps computing after it.
 MOMENT_S = 60
 
 
 def job_end_or_checkpoint(ctx: Context) -> Result:
     """The moment at which taking the node costs its jobs least: each has ended, or has just saved its work.
 
-    A checkpoint helps only a job that agreed to be requeued (law 8); the end of others is awaited. It must be
-    durable, of the job's present restart count (or without one), and newer than this wait by the job's clock
-    and ours. A job that saves its work on a signal is ready at any time. It waits for `input.limit_s` at
-    most.
+    A checkpoint only helps a job that consented to be requeued (law 8); for the others, their end is awaited.
+    It must be durable, of the job's present restart count (or without one), and newer than this wait by the
+    job's clock and ours. A job that saves its work on a signal is ready at any time. Waits for at most
+    `input.limit_s`.
     """
     if over := cleared(ctx):
         return over
@@ -65,7 +65,7 @@ def _alive(jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
 
 
 def _waiting_for(ctx: Context, jobs: Iterable[SlurmJob]) -> list[Said]:
-    """What each of these jobs has to do first, where its work is not safe."""
+    """What each of these jobs must do first, if its work is not safe."""
     return [why for job in _alive(jobs) if (why := _not_yet(ctx, job)) is not None]
 
 
@@ -98,7 +98,7 @@ def _job_end_of(alive: Sequence[SlurmJob]) -> Again:
 
 
 def _not_yet(ctx: Context, job: SlurmJob) -> Said | None:
-    """What this job has to do first; None where its work is safe."""
+    """What this job must do first; None if its work is safe."""
     if not (job.batch and job.requeue and restart_consent(job, ctx.tools.guards.consent)):
         return say("actions.waits_no_consent", job=job.id)
     if wish_of(job).signal:
@@ -115,7 +115,7 @@ def is_saved(ctx: Context, job: SlurmJob) -> bool:
 def saved_at(ctx: Context, job: SlurmJob) -> datetime | None:
     """When the job's newest durable checkpoint was saved, by the earlier of the job's clock and ours."""
     book = ctx.tools.checkpoints
-    # What came before this life is maybe of an earlier job of that number.
+    # Checkpoints from before this life may be of an earlier job with the same number.
     saved = book.newest_durable(job.id, job.start_at) if book is not None else None
     # A job that does not count restarts reports 0.
     if saved is None or saved.restart not in {0, job.restarts}:
@@ -126,7 +126,7 @@ def saved_at(ctx: Context, job: SlurmJob) -> datetime | None:
 def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:
     """Why the job of this step is not requeued now: more than `lasts` of its work would be lost.
 
-    None where it no longer runs, was restarted already, or has just begun.
+    None if it no longer runs, was already restarted, or has just begun.
     """
     try:
         job = ctx.tools.scheduler.job(ctx.job)
@@ -143,7 +143,7 @@ def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:
 
 
 def repair(ctx: Context) -> Result:
-    """Waits for a person's repair of the node: their `resume` takes this run over."""
+    """Waits for a person to repair the node: their `resume` takes over this run."""
     return Again(say("actions.waits_repair", node=ctx.node), None)
 
 
@@ -157,7 +157,7 @@ def time(ctx: Context) -> Result:
 
 
 def approval(ctx: Context) -> Result:
-    """Waits for a person to approve what comes next. The question names the jobs that may lose their work."""
+    """Waits for a person to approve the next step. The question names the jobs that may lose their work."""
     what = quoted(ctx.step.title) or say(
         "actions.waits_playbook_on", playbook=ctx.run.playbook, where=ctx.run.node or ctx.run.job
     )
@@ -173,8 +173,8 @@ def approval(ctx: Context) -> Result:
 def checkpoint(ctx: Context) -> Result:
     """A durable checkpoint of the run's job that is newer than this wait, by the job's clock and by ours.
 
-    A job that saves its work on a signal is ready at any time: its restart sends the signal. One that ended
-    or was restarted meanwhile ends the run. Failed where Slurm would refuse the restart.
+    A job that saves its work on a signal is ready at any time: its restart sends the signal. A job that has
+    ended or was restarted ends the run. Failed if Slurm would refuse the restart.
     """
     job, restarts = read_job_of_run(ctx)
     if job.restarts > restarts:
@@ -191,7 +191,7 @@ def checkpoint(ctx: Context) -> Result:
 
 
 def job_runs(ctx: Context) -> Result:
-    """A job that was put back runs again; Skipped for one that was not."""
+    """A requeued job runs again; Skipped for a job that was not requeued."""
     job = read_job(ctx)
     if ctx.restarts is None or job.restarts <= ctx.restarts:
         return Skipped(say("actions.waits_not_put_back", job=job.title))
@@ -204,7 +204,7 @@ def job_runs(ctx: Context) -> Result:
 
 
 def _runs_again(ctx: Context, job: SlurmJob) -> Said:
-    """Also whether the job got the spare that this run handed over, if it did."""
+    """Includes whether the job got the spare that this run handed over, if any."""
     text = say("actions.waits_job_runs", job=job.title, restarts=job.restarts, nodes=len(job.nodes))
     spare = first_logged(reversed(ctx.log), "spare")
     if spare is None:

@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 from healer.text import said_by, say
 
 log = structlog.get_logger()
-#: The files are looked at this often at most, when a client connects.
+#: The files are checked at most this often, when a client connects.
 LOOK_S = 1.0
 
 
@@ -54,14 +54,14 @@ class CertificateFiles:
         return self.certificate.names
 
     def refresh(self) -> None:
-        """Takes over new files if they can be used."""
+        """Adopts new files if they can be used."""
         if time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
         stamp = self._stamped()
         if stamp == self._stamp:
             return
-        self._stamp = stamp  # what is wrong is logged once for each change
+        self._stamp = stamp  # a problem is logged once per change
         try:
             certificate, context = read_certificate(self._cert), self._loaded()
         except CertificateUnusable as error:

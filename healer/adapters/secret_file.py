@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 def create_once(path: Path, secret: bytes) -> None:
-    """A whole file of mode 0600, on disk. Nothing where there is one: of several processes one makes it."""
+    """Creates a complete file of mode 0600, on disk. Does nothing if it exists: of several processes, one
+    creates it."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
     fresh = Path(name)
     try:

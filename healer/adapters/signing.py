@@ -33,7 +33,7 @@ class KeyUnreadable(Exception):
 
 
 class Ed25519Signer:
-    """`healer.audit.Signer` over a key in memory."""
+    """`healer.audit.chain.Signer` over a key in memory."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private

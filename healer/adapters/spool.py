@@ -231,7 +231,7 @@ class FileSpool:
         lost = segment.entries - self._read_entries
         self._read_at = self._read_entries = 0
         if lost > 0:
-            self._note(lost, say("adapters.spool_segment"), segment.path)
+            self._note_lost(lost, say("adapters.spool_segment"), segment.path)
             self._keep_bad(segment)
         else:
             segment.path.unlink(missing_ok=True)
@@ -239,7 +239,7 @@ class FileSpool:
         if not any(folder is segment.folder for folder in in_use):
             self._remove_folder(segment.folder)
 
-    def _note(self, entries: int, what: Said, path: Path) -> None:
+    def _note_lost(self, entries: int, what: Said, path: Path) -> None:
         """Bounded, as `take_lost` is called every few seconds."""
         log.error(what, path=str(path), entries=entries)
         if len(self._lost) < 1000:
@@ -306,7 +306,7 @@ class FileSpool:
     def _report_unusable(self, path: Path, error: OSError) -> None:
         if path not in self._reported and len(self._reported) < 1000:
             self._reported.add(path)
-            self._note(1, say("adapters.spool_unopened", error=error.strerror), path)
+            self._note_lost(1, say("adapters.spool_unopened", error=error.strerror), path)
 
     def _new_folder(self) -> _Folder:
         with self._folders_lock():

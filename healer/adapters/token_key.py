@@ -1,4 +1,4 @@
-"""The key of the tokens' digests, in a file that the API's user alone reads and the database never holds."""
+"""The key of the tokens' digests, in a file that only the API's user reads and the database never holds."""
 
 import os
 from pathlib import Path

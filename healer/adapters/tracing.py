@@ -20,7 +20,7 @@ _BATCH_MS, _TIMEOUT_S, _MOST = 1000, 2, 2048
 
 
 class OtlpTraces:
-    """`ports.Traces` of one part. What the collector does not take in time is dropped."""
+    """`ports.Traces` of one part. Spans that the collector does not accept in time are dropped."""
 
     def __init__(self, url: str, part: str, cluster: str, version: str) -> None:
         names = {"service.name": f"healer-{part}", "service.version": version, "healer.cluster": cluster}

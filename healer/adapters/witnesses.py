@@ -1,4 +1,4 @@
-"""Witnesses of the audit: places of others that keep the signed heads of the chain.
+"""Witnesses of the audit: external places that keep the signed heads of the chain.
 
 `file:///mnt/other/healer.jsonl`: a file, best on another host's mount and append-only there (`chattr +a`).
 `syslog://host:601` and `syslog+tls://host:6514`: another host's log, RFC 5424 by TCP (RFC 6587, RFC 5425).
@@ -32,11 +32,12 @@ TIMEOUT_S = 10.0
 _PRIORITY = 13 * 8 + 6
 _INSERT = "INSERT INTO healer_witness (line) VALUES (%s)"
 _SELECT = "SELECT line FROM healer_witness ORDER BY id"
-#: Where a checkpoint begins in a line, behind what a syslog server puts before it.
+#: The start of a checkpoint in a line, after the prefix of a syslog server.
 _BEGIN = re.compile(rb'\{"checkpoint":')
 _MADE_AT = re.compile(rb'"at":"([^"]+)"')
 _STAMPED_AT = re.compile(r"^Time stamp: (\w+ +\d+ [\d:]+)(?:\.\d+)? (\d+) GMT$", re.MULTILINE)
-#: A checkpoint that was stamped later counts as made then: its authority may have been away for so long.
+#: A checkpoint counts if it was stamped at most this long after its own time: its authority may have been
+#: unreachable for this long.
 STAMPED_WITHIN = timedelta(days=1)
 
 
@@ -174,7 +175,7 @@ class DatabaseWitness:
 
 
 class _Stamp(msgspec.Struct):
-    """An RFC 3161 reply for the lines before it in the file, so many of them."""
+    """An RFC 3161 reply for this many lines before it in the file."""
 
     stamp: bytes
     lines: int

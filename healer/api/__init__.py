@@ -1,1 +1,1 @@
-"""REST: who may, what a body holds, what a 2xx means."""
+"""REST: permissions, the contents of bodies, the meaning of a 2xx."""

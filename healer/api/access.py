@@ -54,13 +54,13 @@ _CACHE_S = 1.0
 _CACHE_SIZE = 20_000
 #: While the database is away, a token for signals that was valid within this time still writes signals.
 REMEMBERED_S = 900.0
-#: Threads that look up the credentials of people, and those that were not accepted lately.
+#: Threads that look up the credentials of people, and credentials that were not accepted recently.
 _OF_PEOPLE, _OF_STRANGERS = 4, 4
 #: Tokens of one query.
 _TOGETHER = 500
 #: How long a look-up waits for others of its address, and how often it asks.
 _HELD_S, _HELD_AGAIN_S = 2.0, 0.05
-#: While so many strangers' look-ups wait, the answer to a wrong credential does too.
+#: While this many strangers' look-ups wait, the answer to a wrong credential waits too.
 _MANY_STRANGERS = 20
 #: Wrong codes of a local account at once, and seconds until it may show another one.
 CODES, CODE_EVERY_S = 5.0, 900.0
@@ -77,8 +77,9 @@ def digest_of(secret: str) -> bytes:
 
 
 def is_named_in(secret: str, caller: Caller) -> bool:
-    """Whether this secret was made for this very token, as a token and a session's cookie say in clear. Who
-    writes rows could else copy his own secret's digest into the row of another, or into a session of it."""
+    """Whether this secret was made for this very token, as a token and a session's cookie state in plain
+    text. Otherwise someone who can write rows could copy the digest of their own secret into another's row,
+    or into a session of it."""
     named = (f"heal_{caller.id}_", f"{ACCOUNT_PREFIX}{caller.id}_", f"{LOGIN_PREFIX}{caller.id}_")
     return secret.startswith((*named, f"{caller.id}."))
 
@@ -97,7 +98,8 @@ class Access:
         self.uses = LastUses(services.token_book, services.clock)
         self.reach, self.budget = reach, CredentialBudget()
         REFUSED_ADDRESSES.set_function(self.budget.in_debt)
-        #: Wrong codes of an account whose password was right: who knows it must not try all codes.
+        #: Limit of wrong codes for an account with the right password: someone who knows it must not try all
+        #: codes.
         self.codes = CredentialBudget(burst=CODES, per_s=1 / CODE_EVERY_S)
         self._people, self._strangers = Lane(_OF_PEOPLE, "people"), Lane(_OF_STRANGERS, "strangers")
         self._of_senders = Lane(1, "senders")
@@ -175,7 +177,7 @@ class Access:
         return await asyncio.shield(look)
 
     def _lane(self, hold: Hold) -> Lane:
-        """Strangers take no thread from those who were accepted lately, nor senders from people."""
+        """Strangers take no thread from recently accepted callers, nor senders from people."""
         if hold.was_person is None:
             return self._strangers
         return self._people if hold.was_person else self._of_senders
@@ -213,7 +215,7 @@ class Access:
             hold.person = caller.role is not Role.signals
 
     def cached_sender(self, authorization: bytes | None) -> Caller | None:
-        """The caller of this header if its token was looked up within the last second; else None: ask
+        """The caller of this header if its token was looked up within the last second; else None: use
         `sender`."""
         if authorization is None or not authorization.startswith(_BEARER):
             return None
@@ -224,8 +226,8 @@ class Access:
         return self._checked(caller)
 
     async def sender(self, request: HTTPConnection) -> Caller:
-        """Who sends signals. While the database is away, a token for signals that was valid a little while
-        ago still counts, only for this: its signals would else be lost in the very minutes that matter."""
+        """The sender of signals. While the database does not answer, a token for signals that was recently
+        valid still counts, only for this: otherwise its signals would be lost when they matter most."""
         try:
             return await self.caller(request)
         except Crowded:
@@ -238,7 +240,7 @@ class Access:
             return self._checked(caller)
 
     async def caller(self, request: HTTPConnection) -> Caller:
-        """Who asks. Raises 401, or 403 for a session without its CSRF proof."""
+        """The caller. Raises 401, or 403 for a session without its CSRF proof."""
         header = request.headers.get("authorization")
         if header is not None:
             scheme, _, token = header.partition(" ")
@@ -407,7 +409,7 @@ class LastUses:
     def __init__(self, book: TokenBook, clock: Clock) -> None:
         self._book, self._clock = book, clock
         self._lock = threading.Lock()
-        #: By token's id: when it was noted last, and what is not written yet.
+        #: By token id: when it was last recorded, and what is not written yet.
         self._noted: dict[str, float] = {}
         self._waiting: dict[str, datetime] = {}
 
@@ -469,8 +471,8 @@ class Need:
 
 
 class NeedJob(Need):
-    """Of a route about one job: also lets in a person without a role, as a caller that is bound to this job.
-    The route refuses everyone but its user (`granted.is_stranger`)."""
+    """For a route about one job: also admits a person without a role, as a caller that is bound to this
+    job. The route refuses everyone but its user (`granted.is_stranger`)."""
 
     async def __call__(self, request: Request) -> Caller:
         try:
@@ -503,7 +505,7 @@ def _all_clusters(services: Services) -> Sequence[str]:
 
 
 def outside_routes(caller: Caller, path: str) -> Said | None:
-    """Why a service account may not use this route; None where it may."""
+    """Why a service account may not use this route; None if it may."""
     if not caller.routes or path.removeprefix("/api/v1").split("/")[1] in caller.routes:
         return None
     return say("api.access_account_confined", name=caller.name, routes=", ".join(caller.routes))

@@ -1,4 +1,4 @@
-"""Local accounts: a person changes the password, and proves who they are as at a sign-in."""
+"""Local accounts: a person changes their password, after proving their identity as for a sign-in."""
 
 from typing import Annotated
 

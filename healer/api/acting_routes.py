@@ -61,7 +61,7 @@ from healer.text import Said, say
 
 router = LaneRouter(COMMANDS, tags=["acting"])
 _pauses = LaneRouter(PAUSES)
-#: How long a proof of who somebody is serves for power.
+#: How long a proof of identity is valid for power operations.
 FRESH = timedelta(minutes=5)
 #: How long an answer waits for the detector; after it, 202.
 WAIT_S = 2.0
@@ -260,8 +260,8 @@ def switches_power(playbook: Playbook | None) -> bool:
 
 
 def check_fresh(services: Services, caller: Caller, playbook: Playbook | None) -> None:
-    """403: who signed in by the identity provider or a local account proves it again before power is
-    switched: an open console must not be enough."""
+    """403: someone who signed in through the identity provider or a local account must prove their identity
+    again before power operations."""
     session = caller.session
     if session is None or not switches_power(playbook) or not (caller.granted or session.has_account):
         return
@@ -425,7 +425,7 @@ def _check_pause(services: Services, caller: Caller, request: Request, body: Pau
 
 
 def _check_place(request: Request, cluster: str | None, node: str | None) -> None:
-    """404 for what is surely not there: a misspelt pause would seem to be in force, and hold nothing."""
+    """404 for what certainly does not exist: a misspelt pause would seem to be in force, but hold nothing."""
     services = services_of(request)
     if cluster is not None and cluster not in (services.clusters or (services.cluster,)):
         raise NotFound(say("api.acting_routes_there_no_cluster", cluster=cluster))

@@ -47,7 +47,7 @@ from healer.signals.rejects import BadEntry, Rejects
 from healer.signals.wire import HasNode
 from healer.text import say
 
-#: Events of one request whose bodies are stored at the same time.
+#: How many events of one request are stored concurrently.
 _AT_ONCE = 32
 #: Headers of the outer request that an inner one does not inherit.
 _BODY_HEADERS = (b"content-type", b"content-length", b"content-encoding", b"transfer-encoding")
@@ -160,7 +160,7 @@ class CloudEventRoutes:
         answers += answers_of_alerts
         for entry in alerts.rejected:
             rejects.add(entry.index, entry.reason)
-        # The routes of the inner bodies have counted what they rejected.
+        # The routes of the inner bodies have already counted what they rejected.
         wrong = rejects.sorted()
         entries = max(0, len(events) - len(wrong) - rejects.more)
         self._preamble.meter.stored(request, entries, wrong, rejects.more)

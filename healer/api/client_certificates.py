@@ -26,7 +26,8 @@ def names_shown(transport: asyncio.BaseTransport) -> tuple[str, ...]:
 
 
 def foreign_node(names: tuple[str, ...], node: str | None) -> Said | None:
-    """Why a client with this certificate may not speak of this node; None where it may, or shows none."""
+    """Why a client with this certificate may not report about this node; None if it may, or has no
+    certificate."""
     if not names or node is None or node in names:
         return None
     return say("api.client_certificates_of_another_node", name=names[-1][:100], node=node)

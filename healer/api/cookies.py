@@ -18,7 +18,7 @@ def cookie_name(request: HTTPConnection, name: str) -> str:
 
 
 def read_cookie(request: HTTPConnection, name: str) -> str:
-    """Its value; empty where there is none."""
+    """Its value; empty if there is none."""
     return request.cookies.get(cookie_name(request, name), "")
 
 

@@ -40,7 +40,7 @@ ADDRESSES, CREDENTIALS = 10_000, 50_000
 #: Seconds before a refusal is answered: a connection that sends the next credential after the answer costs us
 #: little.
 DELAY_S = 2.0
-#: An address is reported that is refused for so long, without a pause of that length.
+#: An address is reported once it is refused for this long, without a pause of that length.
 LONG_S, PAUSE_S = 300.0, 60.0
 #: Leading bits of an IPv6 address that count: a host has a network of this size to choose from.
 _PREFIX = 64
@@ -62,7 +62,7 @@ class OverBudget(Problem):
 
 
 class StrangersWait(Problem):
-    """503: too many credentials that were not accepted lately wait to be looked up."""
+    """503: too many credentials that were not accepted recently wait to be looked up."""
 
     lost = 0
     delay_s = DELAY_S
@@ -72,7 +72,7 @@ class StrangersWait(Problem):
 
 
 class Flood(NamedTuple):
-    """An address that is refused for long: since so many seconds, so many times."""
+    """An address that has been refused for long: for how many seconds, and how many times."""
 
     address: str
     lasts_s: float
@@ -92,9 +92,9 @@ class _Account:
 
 
 class Hold:
-    """One look-up of a credential from an address. Before it ends, set `person` where it was right, else call
-    `wrong`; a look-up that fails is neither. `was_person`: whether the credential, accepted lately, is a
-    person's; None: it was not accepted lately."""
+    """One look-up of a credential from an address. Before it ends, set `person` if the credential was right,
+    else call `wrong`; a failed look-up is neither. `was_person`: whether the recently accepted credential is
+    a person's; None: it was not accepted recently."""
 
     def __init__(self, budget: "CredentialBudget", address: str, mark: bytes, account: _Account | None):
         self._budget, self._address, self._mark, self._account = budget, address, mark, account
@@ -150,14 +150,14 @@ class CredentialBudget:
             return Hold(self, address, mark, account)
 
     def hold_now(self, address: str, digest: bytes) -> Hold:
-        """The same for who cannot wait: raises OverBudget in both cases."""
+        """The same for callers that cannot wait: raises OverBudget in both cases."""
         held = self.hold(address, digest)
         if held is None:
             raise OverBudget(counted_address(address), 1)
         return held
 
     def accept_credential(self, digest: bytes, *, person: bool) -> None:
-        """For one that was just made for who is known already: the session of a sign-in."""
+        """For a credential that was just created for an already known caller: the session of a sign-in."""
         self.accept(self._mark(digest), person=person)
 
     def accept(self, mark: bytes, *, person: bool) -> None:
@@ -247,7 +247,7 @@ def _keep(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
 
 
 def address_of(request: HTTPConnection) -> str:
-    """The address that a request came from, of IPv6 its network: what a budget is counted by."""
+    """The address of a request, for IPv6 its network: the key of a budget."""
     return counted_address(client_address(request.scope))
 
 

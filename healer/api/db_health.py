@@ -49,13 +49,13 @@ class Lane:
 
 
 class Reach:
-    """Thread-safe, but for `ask`, which belongs to the event loop."""
+    """Thread-safe, except for `ask`, which belongs to the event loop."""
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
         #: Why nothing more can be written, while the database answers: its disk is full.
         self.disk_full = ""
-        #: Of all that have no lane of their own.
+        #: For all calls without a lane of their own.
         self.common = Lane(_THREADS, "ask")
         self._lock = threading.Lock()
         self._away_since: float | None = None
@@ -119,7 +119,7 @@ class Reach:
         finally:
             if asked.done():
                 lane.free.release()
-            else:  # it hangs, or its request is gone: its thread is not free yet
+            else:  # it hangs, or its request is gone: its thread is still busy
                 asked.add_done_callback(functools.partial(self._ended_late, lane))
         self.answered()
         return found

@@ -79,7 +79,7 @@ _ANY_BUT_JSON = {
     "otlp/v1/logs": _OTLP,
     "otlp/v1/metrics": _OTLP,
 }
-#: Route, what it takes, and the parameters of its address.
+#: Route, its body, and its URL parameters.
 _SIGNALS = (
     ("kernel-log", "Kernel lines", ("cluster", "node", "boot_id")),
     ("logs", "What log shippers send: the kernel lines among it", ("cluster", "node")),
@@ -235,7 +235,7 @@ def install(app: FastAPI, prefix: str) -> None:
 
 
 def _finish(made: dict[str, Any], schemas: tuple[Any, ...]) -> None:
-    """Puts msgspec's schemas in place, and the problem as the answer to everything else."""
+    """Inserts msgspec's schemas, and the problem as the answer to everything else."""
     problem = {
         "description": "a problem (RFC 9457)",
         "content": {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}},

@@ -1,4 +1,4 @@
-"""Bounds what those cost who have no token yet: few at once, and few refusals of one address."""
+"""Limits the cost of callers without a token: few at once, and few refusals per address."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ _ADDRESSES = 10_000
 
 
 class Door:
-    """`busy`: the sentence for who comes while it is full."""
+    """`busy`: the sentence for callers while it is full."""
 
     def __init__(self, busy: Said) -> None:
         self._busy = busy

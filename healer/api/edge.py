@@ -52,7 +52,7 @@ _ENDED = counter(
     "Connections closed because they sent nothing, or because there were too many.",
     "why",
 )
-#: Answers where no request reaches the application; the connection ends with them.
+#: Answers without a request that reaches the application; the connection ends with them.
 _WRONG = Problem(400, say("api.not_http"))
 _LATE = Problem(408, say("api.headers_slow"))
 _FULL = Problem(503, say("api.connections_full"), headers={"Retry-After": "5"})
@@ -230,13 +230,13 @@ _STRICT = (
     (b"content-security-policy", _API_POLICY.encode()),
 )
 
-#: For a year this host is reached by https alone. A browser does not heed it for an address.
+#: For a year this host is reached only by https. A browser ignores this for an address.
 HSTS = (b"strict-transport-security", b"max-age=31536000")
 _STRICT_BY_TLS = (*_STRICT, HSTS)
 
 
 def speak_to(request: Request) -> None:
-    """Answers it in the language of who asks."""
+    """Answers the request in the caller's language."""
     accepts = request.headers.get("accept-language", "")
     language.current.set(language.chosen(read_cookie(request, language.COOKIE), accepts))
 
@@ -284,7 +284,7 @@ class Edge:
                 if not reads:
                     receive = await self._whole_body(asked.headers, scope, receive)
             await self.app(scope, receive, answer)
-        except asyncio.CancelledError:  # by uvicorn alone, which would answer 500 as text
+        except asyncio.CancelledError:  # only by uvicorn, which would answer 500 as text
             if started:
                 raise
             await ending().response()(scope, receive, answer)

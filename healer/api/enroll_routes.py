@@ -79,7 +79,8 @@ def enroll(request: Request, body: EnrollBody) -> Response:
     door.check(peer)
     try:
         with door:
-            # Each cluster's munge has its own key: what it decodes was made on a machine of that cluster.
+            # Each cluster's munge has its own key: a credential that it decodes was made on a machine of that
+            # cluster.
             cluster = named_cluster(services, None, body.cluster)
             credential = services.credentials(cluster).decode(body.credential)
             view = _enrolled(request, cluster, credential, peer)
@@ -89,7 +90,7 @@ def enroll(request: Request, body: EnrollBody) -> Response:
     except Problem as problem:
         if problem.status == 403:
             door.refused(peer)
-            _note(request, peer, problem.detail)
+            _record_refusal(request, peer, problem.detail)
         raise
     return answer(request, view, 201)
 
@@ -239,7 +240,7 @@ def addresses(name: str) -> list[str]:
         return []
 
 
-def _note(request: Request, peer: str, why: Said) -> None:
+def _record_refusal(request: Request, peer: str, why: Said) -> None:
     access: Access = request.app.state.access
     caller = Caller(id="enroll", name=f"enrolment from {peer}", role=Role.signals)
     access.refusals.note(caller, "POST /api/v1/enroll", why)

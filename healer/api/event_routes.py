@@ -39,7 +39,7 @@ HEARTBEAT_EVERY_S = 1.0
 #: Media types, and the query parameters with each.
 _LINES = {"application/json": frozenset[str](), "text/plain": frozenset({"cluster", "node", "boot_id"})}
 _BEATS = {"application/json": frozenset[str]()}
-#: What may accuse a node, and so names who says it.
+#: Signals that may accuse a node, and so record their sender.
 _ACCUSING = KERNEL_LINES | {ObservationKind.hook}
 
 

@@ -1,4 +1,4 @@
-"""What the groups of the identity provider grant a caller, and whom such a site takes for a person."""
+"""What the groups of the identity provider grant a caller, and who counts as a person at such a site."""
 
 from collections.abc import Collection, Sequence
 
@@ -44,8 +44,8 @@ def resolved(caller: Caller, rules: AccessRules) -> Caller:
 
 
 def check_person(caller: Caller, *, provided: bool) -> Caller:
-    """The caller as it is where it acts for a person or is a service account, else as one that only reads.
-    `provided`: the site has an identity provider, whose people alone are persons."""
+    """The caller unchanged if it acts for a person or is a service account, else as a read-only caller.
+    `provided`: the site has an identity provider, and only its people are persons."""
     if caller.role not in ACTING or OWNED in caller.name or broke_glass(caller.name):
         return caller
     if caller.issuer and not (provided and caller.issuer == LOCAL):

@@ -34,10 +34,10 @@ QUEUE = 50_000
 BATCH = 4_000
 #: So many events are a batch that need not wait for the others that have come with them.
 BEGIN_AT = 16
-#: Of one request so many are taken in one turn.
+#: Items of one request per turn.
 SLICE = 500
-#: Of the queue, what one token bound to a node or a job may hold, and any other one. A request that is longer
-#: is taken while its token holds nothing else, and fills no more of the queue than this share.
+#: Shares of the queue for one token bound to a node or a job, and for any other. A longer request is accepted
+#: while its token holds nothing else, and fills no more of the queue than this share.
 SHARE_OF_BOUND, SHARE = 0.1, 0.8
 #: Above this share of a queue what matters less is shed: heartbeats before events, metrics before both.
 SHED_SHARE = 0.5
@@ -93,18 +93,18 @@ class _Timeouts:
     def begin(self, future: "asyncio.Future[Any]") -> None:
         loop, waiting = future.get_loop(), self._waiting
         while waiting and waiting[0][1].done():
-            waiting.popleft()  # keep no more than still waits
+            waiting.popleft()  # keep only what still waits
         waiting.append((loop.time() + self._wait_s, future))
         if self._timer is None:
-            self._timer = loop.call_later(self._wait_s, self._look, loop)
+            self._timer = loop.call_later(self._wait_s, self._expire, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
         waiting, now = self._waiting, loop.time()
         while waiting and (waiting[0][0] <= now or waiting[0][1].done()):
             _, future = waiting.popleft()
             if not future.done():
                 future.set_exception(Unavailable(say("api.database_silent")))
-        self._timer = loop.call_at(waiting[0][0], self._look, loop) if waiting else None
+        self._timer = loop.call_at(waiting[0][0], self._expire, loop) if waiting else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class GroupCommit(Generic[T, R]):
         #: What each owner holds: waiting or being written.
         self._held: dict[str, int] = {}
         self._timeouts = _Timeouts(bounds.wait_s)
-        #: Weight of what waits or is being written.
+        #: Weight of items that wait or are being written.
         self.depth = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -226,7 +226,7 @@ class GroupCommit(Generic[T, R]):
             return
         try:
             results = self._write(batch)
-        except Exception as error:  # it cannot even begin, as where the system has no thread left
+        except Exception as error:  # it cannot even begin, for example without a free thread
             results = asyncio.get_running_loop().create_future()
             results.set_exception(error)
         self._begun = batch, results
@@ -442,7 +442,7 @@ async def store_parsed(
     *,
     shed_first: bool = False,
 ) -> Accepted:
-    """`store`, and the answer: what is not new of the parsed body is a duplicate."""
+    """`store`, and the answer: items of the parsed body that are not new are duplicates."""
     count = sum(await store(queue, route, items, caller, shed_first=shed_first))
     duplicates = len(parsed.observations) - count
     return count_accepted(route, parsed, count, unrecognised=parsed.unrecognised, duplicates=duplicates)

@@ -35,7 +35,8 @@ from healer.ports.transactions import HookStanding
 from healer.signals.hook_reports import HOOKS, HookSeen, HooksSeen, arrivals, hook_reports, nodes_of_hooks
 from healer.signals.translate import Translator
 
-#: A hook with a new fault line waits so long for the decision (it gives up after 3 s), and asks this often.
+#: How long a hook with a new fault line waits for the decision (it gives up after 3 s), and how often it
+#: checks.
 WAIT_S, LOOK_S = 2.3, 0.15
 #: Further hooks do not wait: each asks the database a few times a second.
 WAITING_MAX = 32
@@ -123,7 +124,7 @@ class HookRoutes:
         return new
 
     async def _measure(self, caller: Caller, seen: HookSeen) -> None:
-        """Samples matter less than the report: they are dropped where they find no room now."""
+        """Samples matter less than the report: they are dropped if there is no room for them now."""
         now = seen.observation.arrived_at
 
         def is_sender(cluster: str, node: str) -> bool:

@@ -32,7 +32,7 @@ from healer.text import said_by, say
 
 router = APIRouter(prefix="/login", tags=["acting"])
 PURPOSE = b"healer login"
-#: The groups of the provider's last word on a person are believed for so long.
+#: How long the groups in the provider's last information about a person are believed.
 GROUPS_LAST = timedelta(days=7)
 
 #: A login name of the cluster, and what makes this proof one.
@@ -110,7 +110,7 @@ def _is_fresh(made_at: datetime, now: datetime) -> bool:
 
 
 def _arrival(services: Services, name: str, once: str) -> tuple[Arrival, Role | None]:
-    """The person of that name, and the role of the person's own where no groups grant one."""
+    """The person of that name, and the person's own role if no groups grant one."""
     if services.sign_in is None:
         return _with_account(services, name, once)
     return _with_provider(services, name, once), None

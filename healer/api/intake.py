@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class Refused(Exception):
-    """The body speaks of components that its token is not bound to; nothing of it is stored."""
+    """The body names components that its token is not bound to; nothing of it is stored."""
 
     def __init__(self, why: Said, spoken: Collection[Component] = ()) -> None:
         super().__init__(why)

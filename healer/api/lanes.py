@@ -1,7 +1,7 @@
-"""Routes whose work has threads of its own: people's commands, and of these the pauses once more.
+"""Routes with threads of their own: people's commands, and separately the pauses among them.
 
-The threads of all other routes may wait for a database that is slow, for a large page or for munge; a command
-that waits for the detector takes no thread from a pause.
+The threads of all other routes may wait for a slow database, for a large page or for munge; a command that
+waits for the detector takes no thread from a pause.
 """
 
 import functools

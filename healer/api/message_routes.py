@@ -188,7 +188,7 @@ def _answer(services: Services, press: Press) -> None:
 
 
 def _language_of(services: Services, press: Press) -> str:
-    """That of the channel where the button was pressed."""
+    """The language of the channel where the button was pressed."""
     for channel in services.rules().notifications.channels:
         if channel.kind is ChannelKind.slack and channel.channel == press.channel:
             return channel.language
@@ -228,7 +228,7 @@ def press_done(services: Services, press: Press) -> str:
 
 
 def _check_has_not_left(services: Services, name: str) -> None:
-    """Raises Forbidden. Who left still has Slack, and may still be in the file."""
+    """Raises Forbidden. A person who left may still have Slack, and may still be in the file."""
     person = services.people.find(name)
     if person is not None and person.seen_at == UNPROVEN:
         raise Forbidden(say("engine.unknown_approves", name=name))

@@ -123,7 +123,7 @@ def _by(*labels: str) -> tuple[str, ...]:
 
 
 _CLUSTER = _by()
-#: Name without `healer_` -> what it says. They come from `FigureQueries.gauges`, `job_figures` and
+#: Name without `healer_` -> its description. The values come from `FigureQueries.gauges`, `job_figures` and
 #: `scrape_gauges`. A name that ends in `_total` is a counter.
 FIGURES: dict[str, Figure] = {
     "nodes": Figure("Slurm's nodes, by state and by who holds them out of service.", _by("state", "held_by")),

@@ -28,7 +28,7 @@ class NodeVerdicts:
         self._out = SharedRead(self._read, {})
 
     async def of(self, caller: Caller) -> NodeVerdict | msgspec.UnsetType:
-        """Of the node that the token is bound to; UNSET for other callers."""
+        """The verdict for the node that the token is bound to; UNSET for other callers."""
         if not caller.node:
             return msgspec.UNSET
         found = (await self._out.current()).get((self._preamble.default_cluster(caller), caller.node))

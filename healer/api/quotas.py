@@ -53,7 +53,7 @@ class Rates(NamedTuple):
 
     bytes: float
     entries: float
-    #: Series that were not known before: reading one costs a hundred times what a sample of a known one does.
+    #: New series: reading one costs a hundred times a sample of a known one.
     series: float
 
 
@@ -394,7 +394,7 @@ class Meter:
         self.losses, self._senders, self._cluster, self._quotas = losses, senders, cluster, Quotas()
 
     def check(self, caller: Caller, path: str, now: float) -> None:
-        """Raises OverQuota while this token owes too much for what comes by that route."""
+        """Raises OverQuota while this token owes too much for this route."""
         self._quotas.check(caller, KINDS.get(route_of(path), Kind.events), now)
 
     def received(self, caller: Caller, path: str, size: int) -> None:
@@ -428,7 +428,7 @@ class Meter:
         self.lose(request, LossReason.rejected, len(wrong) + more, (wrong or rejected)[0].reason)
 
     def lose(self, request: Request, reason: LossReason, count: int, example: Said, *, at: str = "") -> None:
-        """Counts entries of this request that are not stored; at the cluster `at` where it is known."""
+        """Counts entries of this request that are not stored; for the cluster `at` if it is known."""
         caller: Caller = request.scope[SENDER]
         cluster = at or caller.cluster or self._cluster
         route = route_of(request.scope["path"])

@@ -1,4 +1,4 @@
-"""What a bound token may not speak of, and how refusals are answered and recorded."""
+"""What a bound token may not mention, and how refusals are answered and recorded."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from healer.text import Said, say
 
 #: Refusals recorded per minute: of all, and of one token.
 _REFUSALS, _REFUSALS_OF_ONE = 100, 20
-#: Components recorded of a refused request, and characters of each name and of what was asked.
+#: Limits: components recorded per refused request, and characters of each name and of the request.
 _SPOKEN_MAX, _NAME_MAX, _WHAT_MAX = 5, 64, 200
 #: Key of a request's scope for the refusals of the requests within it: they become one record.
 TOGETHER = "healer.together"
@@ -36,7 +36,7 @@ class Foreign(NamedTuple):
 
 
 def foreign(caller: Caller, nodes: Pairs = (), jobs: Pairs = ()) -> Foreign | None:
-    """None where a token may speak of all these: one foreign name refuses the whole request."""
+    """None if a token may report on all of these: one foreign name refuses the whole request."""
     if caller.cluster:
         at, of = ([pair for pair in named if pair[0] != caller.cluster] for named in (nodes, jobs))
         if at or of:

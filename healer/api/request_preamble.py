@@ -63,8 +63,8 @@ JSON = frozenset({"application/json"})
 
 
 class Sent(NamedTuple):
-    """A request whose sender was checked: its body unpacked, of the media type `kind`; `cluster` is the one
-    it means where it names none."""
+    """A request with a checked sender: its body unpacked, of the media type `kind`; `cluster` is the default
+    if it names none."""
 
     caller: Caller
     has_node: wire.HasNode
@@ -74,7 +74,7 @@ class Sent(NamedTuple):
 
 
 class Preamble:
-    """Checks who sends and of what it may speak, and reads the body."""
+    """Checks the sender and what it may report on, and reads the body."""
 
     role = Role.signals
 
@@ -199,7 +199,7 @@ class Preamble:
         return shown.gpus or None if shown is not None else None
 
     def default_cluster(self, caller: Caller) -> str:
-        """The cluster of what names none; empty where there are several and the token is bound to none."""
+        """The cluster of items that name none; empty if there are several and the token is bound to none."""
         return self._only or caller.cluster or ""
 
     async def cluster_of(self, caller: Caller, wanted: str | None) -> str:
@@ -235,7 +235,7 @@ def _check_shown(cluster: str, snapshots: Mapping[str, SlurmSnapshot]) -> None:
 
 
 async def confine(request: Request, caller: Caller, nodes: Pairs = (), jobs: Pairs = ()) -> None:
-    """403 where a bound token speaks of another node or job, (cluster, name) each."""
+    """403 if a bound token mentions another node or job, (cluster, name) each."""
     found = foreign(caller, nodes, jobs)
     if found is not None:
         await refuse(request, caller, found.why, found.spoken)
@@ -386,7 +386,7 @@ def unpacked(raw: bytes, encoding: str, limit: int) -> bytes:
     size, why = _gunzip(raw, room) if encoding == "gzip" else _unzstd(raw, room)
     if not why and size <= limit:
         return room[:size].tobytes()
-    del room  # else it would live as long as the error's traceback
+    del room  # otherwise it would live as long as the error's traceback
     if why:
         raise Problem(400, say("api.not_packed", encoding=encoding, why=why))
     raise too_large(limit)

@@ -39,7 +39,7 @@ def answer(
 _encode_event = msgspec.json.Encoder(enc_hook=to_text).encode
 
 
-#: Events may come without a pause, and then the stream never rests: the caller is checked between them.
+#: Events may come without a pause, and then the stream never idles: the caller is checked between them.
 _CHECK_EVERY_S = 1.0
 
 

@@ -1,4 +1,4 @@
-"""Rules, playbooks and the breaker as the API shows them: what the files say, and what running has added."""
+"""Rules, playbooks and the breaker as shown by the API: from the files, with run-time changes."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime

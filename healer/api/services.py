@@ -81,9 +81,9 @@ class Services:
     munge_users: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     #: Clusters whose users sign in by a token of Slurm.
     slurm_tokens: Mapping[str, SlurmTokens] = field(default_factory=dict)
-    #: Who signs people in; None: the site has no identity provider, and a token's name is a person.
+    #: The identity provider; None: the site has none, and a token's name is a person.
     sign_in: SignIn | None = None
-    #: Persons of a site without an identity provider; None where there is one.
+    #: People of a site without an identity provider; None if it has one.
     accounts: LocalAccounts | None = None
     #: Where events and step times wait while the database is away; without one their senders get 503.
     spool: Spool | None = None
@@ -95,7 +95,7 @@ class Services:
 
     @property
     def only(self) -> str:
-        """The cluster of what names none; empty if there are several: it is never guessed."""
+        """The cluster of items that name none; empty if there are several: it is never guessed."""
         return "" if len(self.clusters) > 1 else self.cluster
 
 

@@ -54,5 +54,5 @@ def end(request: Request, caller: Viewer, id: Id, body: Nothing | None = None) -
 
 
 def _whose(request: Request, caller: Caller) -> str | None:
-    """None: everybody's, for an administrator of the whole site."""
+    """None: everyone's, for an administrator of the whole site."""
     return None if is_role(request, caller, Role.admin) else caller.name

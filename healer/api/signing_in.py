@@ -1,4 +1,5 @@
-"""Ends a sign-in: who the provider vouches for, or who proves a local account, gets a session."""
+"""Completes a sign-in: opens a session for a person vouched for by the provider or proven by a local
+account."""
 
 import hashlib
 import secrets
@@ -22,7 +23,7 @@ _AGENT_MAX = 200
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """`secret`: the session's cookie, or what a command shows as a token."""
+    """`secret`: the session's cookie, or the secret that a command uses as a token."""
 
     secret: str
     name: str
@@ -93,7 +94,8 @@ def open_session(
     token. Raises SignInRefused."""
     rules = services.rules().access
     role = role or strongest(rules.grants_of(arrival.subject, arrival.groups))
-    # A browser's session alone: what the groups grant counts at each request, so this role opens nothing.
+    # For a browser's session, the groups' grants are checked at each request, so this role itself opens
+    # nothing.
     if rules.job_owners and make is cookie_secret:
         role = role or Role.viewer
     if role is None:
@@ -115,7 +117,7 @@ def open_session(
 
 
 def end_by_provider(services: Services, logout_token: str) -> int:
-    """Ends what the provider has ended; the number of sessions. Raises SignInRefused."""
+    """Ends the sessions that the provider has ended; returns their number. Raises SignInRefused."""
     provider = services.sign_in.provider if services.sign_in is not None else None
     if provider is None:
         raise SignInRefused(say("api.sign_in_no_provider"))

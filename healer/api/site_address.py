@@ -19,7 +19,7 @@ from healer.text import Said, say
 Networks = tuple[IPv4Network | IPv6Network, ...]
 #: Key of a request's scope for its `Reached`.
 REACHED = "healer.reached"
-#: Key of a request's scope for the address that connected: a proxy's, where there is one.
+#: Key of a request's scope for the address that connected: the proxy's, if there is one.
 PEER = "healer.peer"
 #: Never a name of another site.
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -54,12 +54,12 @@ def site_address(scope: Scope) -> Reached:
 
 
 def client_address(scope: Scope) -> str:
-    """The address that sent this request, for logs, quotas and budgets; empty where there is none."""
+    """The address that sent this request, for logs, quotas and budgets; empty if there is none."""
     return cast("SiteNames", scope["app"].state.site).reached(scope).client
 
 
 def peer_of(scope: Scope) -> str:
-    """The address that connected, which no header changes; empty where there is none."""
+    """The address that connected, which no header changes; empty if there is none."""
     return scope.get(PEER, "")
 
 

@@ -46,7 +46,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """What is hashed of a record. Anything else in it was never sealed, and would pass for a part of it."""
+    """The hashed fields of a record. Any other field was never sealed, and would pass for a part of it."""
 
     actor: str
     at: datetime

@@ -16,7 +16,7 @@ from healer.ports.audit_store import ChainHead, ChainStore, CheckpointFile
 
 #: Records per sealing transaction; a backlog is worked off in several.
 BATCH = 2000
-#: A checkpoint every so many links, or so many seconds after the first link that has none.
+#: A checkpoint every this many links, or this many seconds after the first link without one.
 CHECKPOINT_LINKS = 100
 CHECKPOINT_AFTER_S = 60.0
 
@@ -128,7 +128,7 @@ class Sealer:
 
 
 def _readable(lines: Iterable[bytes]) -> Iterator[Checkpoint]:
-    """A damaged line, which a verification names, must not stop the seal of what comes."""
+    """A damaged line, which a verification reports, must not stop the sealing of later records."""
     for line in lines:
         with suppress(ExportError):
             yield from read_checkpoints([line])

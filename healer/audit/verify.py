@@ -21,7 +21,7 @@ from healer.text import NO_WORDS, Said, joined, say
 NAMED_MAX = 1000
 #: Changed links that are compared pair by pair to find exchanged ones (200 pairs of pairs: 0.1 s).
 EXCHANGE_MAX = 200
-#: By so much the clocks of the database and of the sealer may differ.
+#: How much the clocks of the database and of the sealer may differ.
 CLOCKS = timedelta(seconds=5)
 
 
@@ -39,7 +39,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
 
     def covers(self, checkpoint: Checkpoint) -> bool:
-        """Whether this checkpoint is of what was lost."""
+        """Whether this checkpoint is of lost records."""
         return checkpoint.cluster == self.cluster and (
             checkpoint.seq > self.head
             and self.backup_at - CLOCKS <= checkpoint.at <= self.restored_at + CLOCKS

@@ -1,4 +1,4 @@
-"""Checkpoints go to witnesses as they are made, and the chain is held against what they keep."""
+"""Sends checkpoints to witnesses as they are made, and checks the chain against what they keep."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta

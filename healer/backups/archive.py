@@ -20,7 +20,7 @@ from healer.model.vocabulary import UserError
 from healer.text import said_by, say
 
 FORMAT = 1
-#: A folder's backup while it is written. What a killed process left is written over by the next.
+#: A folder's backup while it is written. The remains of a killed process are overwritten by the next.
 PART = ".healer-backup.part"
 MANIFEST, DUMP, KEYS = "manifest.json", "database.dump", "keys"
 _MANIFEST_MAX = 50_000_000
@@ -37,7 +37,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-# Wide: what people and programs read of a backup, one field for each fact.
+# Wide: what people and programs read about a backup, one field per fact.
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """`healer_backup`: the format. `taken_at`: a moment shortly before the snapshot, by the database's clock.
     `database_bytes`: of the tables and indexes. `missing`: files of the installation that are not in it.

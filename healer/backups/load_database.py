@@ -68,13 +68,13 @@ def check_target(db: sa.Engine, *, replace: bool) -> None:
 
 
 def half_restored(conn: sa.Connection) -> str | None:
-    """The revision of the dump that was loaded and marked; None where there is no mark."""
+    """The revision of the dump that was loaded and marked; None if there is no mark."""
     revision = migrate.current(conn) or ""
     return revision.removeprefix(RESTORING) if revision.startswith(RESTORING) else None
 
 
 def load(url: str, dump: Iterable[bytes], dump_bytes: int, progress: Callable[[int, int], None]) -> None:
-    """Replaces what the database holds. Raises HalfRestored."""
+    """Replaces the database's contents. Raises HalfRestored."""
     db = make_engine(url, name=NAME, pool_size=1)
     with db.connect() as conn:
         release = conn.scalar(sa.text("SELECT current_setting('server_version_num')::int / 10000"))

@@ -181,7 +181,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _add_lines(path: Path, archive: Archive, name: str, mode: int) -> None:
-    """Adds the lines that the file lacks: what was signed after the backup stays, as evidence of the gap."""
+    """Adds the lines that the file lacks: lines signed after the backup stay, as evidence of the gap."""
     if name not in archive.manifest.members:
         return
     have = path.read_bytes().splitlines() if path.exists() else []

@@ -181,7 +181,7 @@ def slurm_token(settings: Settings) -> FileToken | CommandToken:
 
 
 def cluster_name(settings: Settings) -> str:
-    """HEALER_CLUSTER, else what Slurm calls itself."""
+    """HEALER_CLUSTER, else Slurm's own name."""
     if settings.cluster is not None:
         return settings.cluster
     try:
@@ -281,7 +281,7 @@ def ledger(
             cluster=cluster,
             snapshots=snapshots or PostgresSnapshots(db),
             clock=SystemClock(),
-            # Where messages go is known to the scheduler alone: it lists what has no other place.
+            # Only the scheduler knows where messages go: it lists those without a destination.
             has_sink=True,
         ),
         connection,
@@ -302,12 +302,12 @@ def emergency(settings: Settings, db: sa.Engine, cluster: str) -> Emergency:
 
 
 def has_provider(settings: Settings) -> bool:
-    """Whether somebody else than this site says who is a person: an identity provider, or a proxy."""
+    """Whether something else than this site decides who is a person: an identity provider, or a proxy."""
     return settings.oidc_issuer is not None or settings.sign_in_proxy_secret is not None
 
 
 def local_accounts(settings: Settings, db: sa.Engine, cluster: str) -> LocalAccounts | None:
-    """Persons of this site; None where it has an identity provider, which says who is who."""
+    """People of this site; None if it has an identity provider, which identifies people."""
     if has_provider(settings):
         return None
     return LocalAccounts(PostgresAccounts(db, cluster), Argon2(), tokens_key(settings), SystemClock())
@@ -328,7 +328,7 @@ def sign_in_link(settings: Settings, database: str, url: str, *, name: str, role
 
 
 def demo_tokens(settings: Settings, database: str) -> None:
-    """Leaves tokens for those who play in the demo, who hold no key to make any."""
+    """Creates tokens for the demo's actors, which hold no key to create any."""
     now, db = SystemClock().now(), make_engine(database, name="healer demo", pool_size=1)
     wanted = (
         NewToken(role=Role.signals, name="demo nodes", vouches="kernel"),

@@ -16,7 +16,7 @@ from healer.text import quoted, said_by, say
 
 
 def look_at_access(settings: Settings) -> list[Look]:
-    """Nothing where the database does not answer, which another check says."""
+    """Empty if the database does not answer, which another check reports."""
     now = SystemClock().now()
     try:
         with open_database(settings) as db:

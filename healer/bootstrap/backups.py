@@ -22,7 +22,7 @@ def places_of(settings: Settings) -> Places:
 
 
 def source_of(settings: ExecutorSettings) -> Source:
-    """Raises EmbeddedError where no healer runs."""
+    """Raises EmbeddedError if no healer runs."""
     places, config = places_of(settings), os.environ.get("HEALER_CONFIG", "")
     return Source(
         url=bootstrap.database_url(settings, OWNER),

@@ -1,4 +1,4 @@
-"""`healer support-bundle`: what somebody who helps needs to see of an installation, without its secrets."""
+"""`healer support-bundle`: what a helper needs to see of an installation, without its secrets."""
 
 import gzip
 import io
@@ -37,7 +37,7 @@ from healer.ports.callers import NewToken
 from healer.ports.request_errors import Conflict, Invalid, Unavailable
 from healer.settings import ExecutorSettings, SettingsError, own_url, rules_folder, secret_names
 
-#: Of each log: its end.
+#: How much of the end of each log.
 LOG_BYTES = 1_000_000
 INCIDENTS = 20
 _LINES_OF_RUN = 500
@@ -113,7 +113,7 @@ def _text(path: Path) -> list[str]:
     return []
 
 
-# --- what is in it ---------------------------------------------------------------------------------------
+# --- members ---------------------------------------------------------------------------------------------
 
 
 def _members(settings: ExecutorSettings, wanted: Wanted, scrub: Scrubber) -> Iterator[tuple[str, str]]:

@@ -33,7 +33,7 @@ def look_at_clocks(settings: Settings) -> list[Look]:
 
 
 def is_synchronised() -> bool | None:
-    """What the kernel says of NTP or PTP; None where it says nothing. Reading needs no privilege."""
+    """The kernel's report about NTP or PTP; None if there is none. Reading needs no privilege."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     except (OSError, AttributeError):

@@ -49,7 +49,7 @@ def _secrets(settings: Settings) -> Iterator[Look]:
 
 
 def _named(settings: Settings, environ: Mapping[str, str]) -> Iterator[Look]:
-    """Files of secrets that the site made. A group may read them; `others` never do."""
+    """Files of secrets that the site made. A group may read them; `others` never may."""
     for path in secret_files(settings, environ):
         try:
             mode = stat.S_IMODE(path.stat().st_mode)

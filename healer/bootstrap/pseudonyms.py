@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.node_rows import PostgresSnapshots, cluster_names
 from healer.adapters.postgres.tables import people, tokens
 
-#: Names of the system, which say nothing of anybody.
+#: Names of the system, which identify no one.
 _PLAIN = frozenset({"", "root", "slurm", "healer", "demo", "nobody"})
 #: Shorter ones are words of the text, too.
 _SHORTEST = 3

@@ -103,12 +103,13 @@ _PROGRAMS = tuple(
 )  # fmt: skip
 _COMMAND_CHARS = 1000
 _PORT_OR_PATH = re.compile(r"[./~].*|\d{1,5}(?::\d+)?")
-#: What looks like no name: long, of letters and digits that change often, or of hexadecimal digits alone.
+#: Text that does not look like a name: long, with frequent changes of letters and digits, or only hexadecimal
+#: digits.
 _RUN = re.compile(r"(?<![\w+/=~-])[\w+/=~-]{24,}")
 _HEX = re.compile(r"(?<![A-Za-z0-9])(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{32,}(?![A-Za-z0-9])", re.I)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
-#: From so many letters and digits on, and how often neighbours must be of other kinds (digit, capital,
-#: small). A long run needs fewer changes, and no digit.
+#: Minimum number of letters and digits, and how often neighbours must be of different kinds (digit, capital,
+#: small letter). A long run needs fewer changes, and no digit.
 _RANDOM_CHARS, _RANDOM_SHARE = 24, 0.35
 _LONG_CHARS, _LONG_SHARE, _LETTERS_SHARE = 40, 0.25, 0.4
 

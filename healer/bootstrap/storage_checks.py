@@ -32,7 +32,7 @@ _WRONG = {
     "autovacuum": ("off",),
 }
 _SEVERAL = re.compile(r"\s*(?:(?:FIRST|ANY)\s+)?(?P<count>\d+)\s*\((?P<names>.*)\)\s*", re.I | re.S)
-#: The names are for everybody to see; what else is known of a standby takes privileges.
+#: Anyone can see the names; anything else about a standby needs privileges.
 _STANDBYS = sa.text(
     "SELECT application_name FROM pg_stat_activity JOIN pg_stat_get_wal_senders() AS sender USING (pid)"
 )
@@ -59,7 +59,7 @@ class _Stored(NamedTuple):
 
 
 def look_at_storage(settings: Settings) -> list[Look]:
-    """Nothing where the database does not answer, which another check says."""
+    """Empty if the database does not answer, which another check reports."""
     now = SystemClock().now()
 
     def ask(db: sa.Engine, conn: sa.Connection) -> _Stored:

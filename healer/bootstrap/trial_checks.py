@@ -30,7 +30,7 @@ _SOCKET = re.compile(r"^AuthInfo\s*=.*\bsocket=([^\s,]+)", re.M)
 
 
 def look_at_slurm_rights(settings: ExecutorSettings) -> list[Look]:
-    """Nothing where Slurm does not answer, which another check says, or where healer never changes it."""
+    """Empty if Slurm does not answer, which another check reports, or if healer never changes it."""
     if settings.read_only == ON:
         return []
     uids = users_here(settings).get("worker", set())

@@ -84,7 +84,7 @@ from healer.sim.replay_report import report
 from healer.sim.replay_report import since as report_since
 from healer.text import from_stored, say
 
-#: Connections for what people do, which no signal and no page takes: `healer.api.lanes` has the threads.
+#: Connections for people's commands, which no signal and no page uses: `healer.api.lanes` has the threads.
 _ACTING_POOL = 6
 #: Least interval of calls to the broker; no page waits for them.
 ASK_EVERY_S = 15.0
@@ -299,7 +299,7 @@ def _proven_later(rules: Rulebook) -> Rulebook:
 
 
 def sign_in_of(settings: Settings, key: bytes) -> SignIn | None:
-    """How people sign in, where the site has an identity provider. The provider is not asked now."""
+    """How people sign in, if the site has an identity provider. Does not query the provider."""
     now = SystemClock().now
     if settings.oidc_issuer is not None:
         client = settings.oidc_client_id or "", settings.oidc_client_secret or ""
@@ -364,7 +364,7 @@ def credentials(settings: Settings) -> Callable[[str], Munge | NoMunge]:
 
 
 def slurm_tokens(clusters: Mapping[str, Settings]) -> dict[str, RestTokens]:
-    """Who proves the tokens of Slurm, for the clusters whose users sign in by them."""
+    """The verifiers of Slurm tokens, for the clusters whose users sign in with them."""
     return {
         name: RestTokens(settings.slurm_rest_url, cluster=name, timeout_s=bootstrap.SLURM_TIMEOUT_S)
         for name, settings in clusters.items()

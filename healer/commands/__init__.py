@@ -22,7 +22,8 @@ class Failed(UserError):
 
 @contextmanager
 def reading(named: object = "", *, writes: bool = False) -> Iterator[None]:
-    """Raises Failed for a file that cannot be read, or written. `named`: where the error does not name it."""
+    """Raises Failed for a file that cannot be read, or written. `named`: used if the error does not name
+    it."""
     try:
         yield
     except OSError as error:
@@ -97,7 +98,7 @@ def due_every(on_terminal_s: float, *, in_log_s: float | None = None) -> Callabl
 
 
 def person() -> str:
-    """Who types: the login name."""
+    """The login name of the user."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

@@ -76,7 +76,7 @@ def export(
 
 def _write(lines: Iterable[bytes], out: Path | None) -> None:
     if out is None and sys.stdout.isatty():
-        # A file holds the bytes that were hashed; a terminal gets what it cannot obey.
+        # A file gets the bytes that were hashed; a terminal gets text without control sequences.
         for line in lines:
             say_json(line.decode().removesuffix("\n"))
         return

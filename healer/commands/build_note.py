@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-#: Written by `tools/packages` into what it packs.
+#: Written by `tools/packages` into its packages.
 NOTE = Path(__file__).parents[1] / "build.txt"
 _ASK = ("git", "show", "-s", "--abbrev=12", "--format=commit %h of %cs, no package")
 

@@ -97,7 +97,7 @@ def build() -> "typer.Typer":
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit status: 0 done, 1 failed, 2 wrong use, wrong settings or an installation that is not whole.
     `arguments` None: the process's own."""
-    # What is imported stays: at Python's default, collections that look at it take a fifth of a start.
+    # Imported modules stay: at Python's default, collections that scan them take a fifth of a start.
     gc.set_threshold(50_000)
     if sys.stdout is None:  # `>&-`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - as long as the process
@@ -155,7 +155,7 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def _is_database_away(error: Exception) -> bool:
-    """Only what is imported already may have raised it."""
+    """Only modules that are already imported may have raised it."""
     module = sys.modules.get("sqlalchemy.exc")
     return module is not None and isinstance(error, module.OperationalError)
 

@@ -25,7 +25,7 @@ _CLOSING = "，。；：、？！）》”’"
 
 
 def width() -> int:
-    """Of the terminal, or of what is printed where there is none."""
+    """The width of the terminal, or the default for output without one."""
     return max(min(shutil.get_terminal_size().columns, _WIDEST) - 2, 40)
 
 

@@ -44,17 +44,19 @@ def install(
     if url:
         check_senders(url)
     make = lambda: installation(slurm_conf, to, conf, url=url, token_file=token_file)  # noqa: E731
-    _go(slurm_conf, to, make, yes=yes, json=json)
+    _confirm_and_apply(slurm_conf, to, make, yes=yes, json=json)
 
 
 def uninstall(slurm_conf: Path = _SLURM_CONF, to: Path = _TO, yes: bool = _YES, json: bool = AS_JSON) -> None:
     """Uninstall them; slurm.conf is restored byte for byte, the hook's settings stay."""
     from healer.commands.hook_install import removal
 
-    _go(slurm_conf, to, lambda: removal(slurm_conf, to), yes=yes, json=json)
+    _confirm_and_apply(slurm_conf, to, lambda: removal(slurm_conf, to), yes=yes, json=json)
 
 
-def _go(slurm_conf: Path, to: Path, make: Callable[[], "Plan"], *, yes: bool, json: bool) -> None:
+def _confirm_and_apply(
+    slurm_conf: Path, to: Path, make: Callable[[], "Plan"], *, yes: bool, json: bool
+) -> None:
     from healer.commands.hook_install import carry_out, named
     from healer.commands.slurm_conf import ConfProblem
 

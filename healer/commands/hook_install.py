@@ -274,11 +274,11 @@ def _write(change: Change) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     status = path.stat() if path.exists() else None
     if change.before is not None and path.suffix == ".conf" and not is_installed(_text(change.before)):
-        _put(path.with_name(path.name + BACKUP), change.before, change.mode, status)
-    _put(path, change.after, change.mode, status)
+        _write_file(path.with_name(path.name + BACKUP), change.before, change.mode, status)
+    _write_file(path, change.after, change.mode, status)
 
 
-def _put(path: Path, data: bytes, mode: int, like: os.stat_result | None) -> None:
+def _write_file(path: Path, data: bytes, mode: int, like: os.stat_result | None) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.touch(mode=0o600, exist_ok=False)

@@ -1,4 +1,4 @@
-"""`healer import`: what a site keeps becomes a recording."""
+"""`healer import`: turns a site's logs into a recording."""
 
 import errno
 import os
@@ -85,7 +85,7 @@ def _processes(sources: int) -> int:
 def _asked(
     since: str | None, until: str | None, match: str, token_file: Path | None
 ) -> Callable[[str], "Window"]:
-    """What is asked of the server at an address."""
+    """What is requested from the server at an address."""
     now = datetime.now(UTC)
     begin, end = moment(since, now, "--since"), moment(until, now, "--until") or now
 
@@ -160,7 +160,7 @@ def _name_others(folder: str, others: Sequence[str]) -> None:
 
 
 def _by_name(options: Sequence[str]) -> Callable[[str], str]:
-    """The value for a file: of the first GLOB=VALUE that fits its path or name, else the plain one."""
+    """The value for a file: from the first GLOB=VALUE that matches its path or name, else the plain one."""
     pairs = [option.partition("=") for option in options if "=" in option]
     plain = next((option for option in options if "=" not in option), "")
 
@@ -192,7 +192,7 @@ def _progress() -> Callable[[int, int], None]:
 
 
 def print_report(imported: "Imported", output: Path) -> None:
-    """What was understood of each source, what was skipped and why, and what was assumed."""
+    """What was understood from each source, what was skipped and why, and what was assumed."""
     for source in imported.sources:
         _print_source(source)
     for offset in imported.offsets:

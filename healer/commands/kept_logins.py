@@ -1,4 +1,5 @@
-"""Where `healer login` keeps sessions: a file of the user alone, one session for each address of healer."""
+"""Where `healer login` keeps sessions: a file readable only by the user, with one session per address of
+healer."""
 
 import json
 import os

@@ -31,7 +31,7 @@ def learn(
     with Client() as api:
         found = api.get("/references", cluster=cluster)
         if node is not None:
-            answer = _take(api, found["cluster"], node, kind, reason=reason, yes=yes)
+            answer = _learn(api, found["cluster"], node, kind, reason=reason, yes=yes)
         elif forget:
             answer = _forget(api, found, kind, reason=reason, yes=yes)
         else:
@@ -47,7 +47,7 @@ def learn(
         _print_references(answer["items"])
 
 
-def _take(api: Any, cluster: str, node: str, kind: str | None, *, reason: str, yes: bool) -> Any:
+def _learn(api: Any, cluster: str, node: str, kind: str | None, *, reason: str, yes: bool) -> Any:
     body = {"cluster": cluster, "node": node, "kind": kind, "reason": reason, "dry_run": not yes}
     return api.post("/references", given(body), key=secrets.token_hex(16))
 

@@ -86,13 +86,13 @@ def logout() -> None:
 
 
 def made_by_munge() -> str:
-    """A new credential of who types. Raises Failed."""
+    """A new credential of the user. Raises Failed."""
     socket = os.environ.get("HEALER_MUNGE_SOCKET")
     return _printed(["munge", *([f"--socket={socket}"] if socket else [])], "--munge", b"healer login")
 
 
 def own_slurm_token() -> str:
-    """SLURM_JWT, or a new token of who types, for a minute. Raises Failed."""
+    """SLURM_JWT, or a new token of the user, for a minute. Raises Failed."""
     given = os.environ.get("SLURM_JWT")
     return given or _printed(["scontrol", "token", "lifespan=60"], "--slurm-token")
 

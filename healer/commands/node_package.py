@@ -139,7 +139,7 @@ def package(
     files += [(0o644, f"{CONF}/{name}", text, False) for name, text in (keys or {}).items()]
     called = programs(slurm_conf, Path(LIB), Path(f"{CONF}/hook.conf"))
     files[1:1] = [(0o755, str(path), data.decode(), False) for path, data in called.items()]
-    parts = [_put(mode, path, text, keep=keep) for mode, path, text, keep in files]
+    parts = [_put_command(mode, path, text, keep=keep) for mode, path, text, keep in files]
     kept = [f"    kept {shlex.quote(str(path))}\n" for path in called]
     script = (HOOKS / "node-package.sh").read_text()
     return script.replace(_FILES, "".join(parts)).replace(_KEPT, "".join(kept))
@@ -152,7 +152,7 @@ def hook_conf(url: str, cluster: str = "", ca_file: str = "") -> str:
     return "# Read by healer-hook and healer-follow: KEY=VALUE lines.\n" + "".join(lines)
 
 
-def _put(mode: int, path: str, text: str, *, keep: bool) -> str:
+def _put_command(mode: int, path: str, text: str, *, keep: bool) -> str:
     end = "END_OF_FILE"
     while end in text:
         end += "_"

@@ -1,4 +1,4 @@
-"""`healer nodes`: what Slurm and healer say of the nodes."""
+"""`healer nodes`: the nodes according to Slurm and healer."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""`healer plan`: what a choice would come to, by figures; nothing is changed."""
+"""`healer plan`: the figures behind a choice; nothing is changed."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ from healer.text import said_by, say
 if TYPE_CHECKING:
     from healer.decisions.spares_plan import SparesAsked
 
-#: The site's own rate is taken from so many days; fewer incidents than this are too few for one.
+#: The site's own rate is computed over this many days; fewer incidents than this are too few for one.
 _DAYS, _LEAST = 90, 10
 _MOST_READ = 10_000
 

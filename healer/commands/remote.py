@@ -71,7 +71,7 @@ class Client:
         return self._ask("POST", path, content=content, params=given(query), headers=headers)
 
     def download(self, path: str) -> bytes:
-        """A file as it is."""
+        """A file, unchanged."""
         answer = self._answer("GET", path)
         return answer.content if answer.is_success else self._read(answer)
 
@@ -102,7 +102,7 @@ class Client:
             raise ClientError(say("commands.api_away", url=self.url, why=str(error))) from error
 
     def _read(self, answer: "httpx.Response") -> Any:
-        """Its JSON; ClientError where it is a problem."""
+        """The JSON of the answer; raises ClientError if it is a problem."""
         try:
             body = answer.json() if answer.content else None
         except json.JSONDecodeError:
@@ -116,7 +116,7 @@ class Client:
 
 
 def given(query: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what was not given."""
+    """The query without missing values."""
     return {name: value for name, value in query.items() if value not in (None, "", [], (), {})}
 
 
@@ -180,7 +180,7 @@ def add_group(
     app.add_typer(group, name=name)
 
 
-#: Of a name in the first column: a longer one is broken where the terminal ends.
+#: Maximum width of a name in the first column: a longer one is broken at the end of the line.
 NAME_MAX = 40
 
 
@@ -195,7 +195,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     titles = [in_language(column, language) for column in columns]
     table = Table(box=None, pad_edge=False, header_style="bold")
     cells = [[shown(_words(cell)) for cell in row] for row in rows]
-    # What is typed into another command is never cut or broken: the first column holds it.
+    # Text to type into another command is never cut or broken: the first column contains it.
     names = max((cell_len(row[0]) for row in cells), default=0)
     for number, title in enumerate(titles):
         is_name = number == 0 and names <= NAME_MAX

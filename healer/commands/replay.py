@@ -94,7 +94,7 @@ def _value_words(value: Any) -> str:
 
 SHIPPED, DONE = "shipped", "done"
 KINDS = ("new-actions", "lost", "any")
-#: The exit status where --fail-on found what it asks for; 1 is an error.
+#: The exit status if --fail-on found a match; 1 is an error.
 DIFFERS = 3
 
 
@@ -136,7 +136,7 @@ def replay(  # noqa: PLR0917 - options of a command
     if against is None or against == DONE:
         judged, span = _play(rules_dir, settings, what)
         if against is None:
-            _out(judged, as_json, print_document)
+            _print_document(judged, as_json, print_document)
             return
         compared = _done(_not_empty(span))
     else:
@@ -144,7 +144,7 @@ def replay(  # noqa: PLR0917 - options of a command
         judged, compared, span = _play_both(rules_dir, folder, settings, what)
     span = _not_empty(span)
     found = run.compare(compared, judged)
-    _out({"against": against, "span": span, **found}, as_json, print_comparison)
+    _print_document({"against": against, "span": span, **found}, as_json, print_comparison)
     if fail_on is not None and run.differs(found, fail_on):
         raise typer.Exit(DIFFERS)
 
@@ -243,7 +243,7 @@ def _done(span: "Span") -> dict[str, Any]:
 
 
 def moment(text: str | None, now: datetime, option: str) -> datetime | None:
-    """RFC 3339 with its zone, or `36h`, `7d`: so long before `now`."""
+    """RFC 3339 with its zone, or `36h`, `7d`: that long before `now`."""
     if text is None:
         return None
     unit = {"h": 1, "d": 24}.get(text[-1:])
@@ -258,7 +258,7 @@ def moment(text: str | None, now: datetime, option: str) -> datetime | None:
     return at
 
 
-def _out(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> None:
+def _print_document(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> None:
     if as_json:
         say_document(document)
     else:

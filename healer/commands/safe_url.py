@@ -8,13 +8,14 @@ from healer.text import say
 
 
 def check_safe(url: str, command: str) -> None:
-    """Raises Failed where this command's secrets would go over a network as plain text."""
+    """Raises Failed if this command's secrets would be sent over a network as plain text."""
     if _is_plain(url):
         raise Failed(say("commands.plain_url", url=url, command=command))
 
 
 def check_senders(url: str) -> None:
-    """Raises Failed where tokens of nodes would go over a network as plain text and no setting allows it."""
+    """Raises Failed if tokens of nodes would be sent over a network as plain text and no setting allows
+    it."""
     if _is_plain(url) and load().allow_plain_http != ON:
         raise Failed(say("commands.plain_senders", url=url, on=ON))
 

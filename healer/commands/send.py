@@ -1,4 +1,4 @@
-"""`healer send` and `healer signals`: sends signals; shows who sends, and what was not stored."""
+"""`healer send` and `healer signals`: sends signals; shows the senders, and what was not stored."""
 
 import sys
 import time
@@ -90,7 +90,7 @@ class Total:
 
 
 def patiently(send: Callable[[], Any]) -> Any:
-    """Sends, and retries while the server is busy. Harmless: what was stored already is a duplicate."""
+    """Sends, and retries while the server is busy. Harmless, because repeats are duplicates."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -295,7 +295,7 @@ def _objects(files: list[Path]) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def _values(file: IO[bytes], path: Path) -> Iterator[tuple[Any, int, str]]:
-    """The JSON values of a file: one by line where its first line is one, else the whole."""
+    """The JSON values of a file: one per line if its first line is one, else the whole file."""
     begun = False
     for number, line in enumerate(file, 1):
         if not line.strip():

@@ -24,7 +24,7 @@ Line = tuple[str, datetime | None]
 
 
 def send(path: Path, form: str, job: str | None, cluster: str | None, *, follow: bool, json: bool) -> None:
-    """Sends the steps of the log as those of rank 0: a log speaks of all ranks together."""
+    """Sends the steps of the log as those of rank 0, because a log is about all ranks together."""
     if form not in FORMATS:
         raise Failed(say("commands.of_field", field="--format", text=not_one_of(form, FORMATS)))
     if follow and str(path) == "-":
@@ -98,7 +98,7 @@ def _whole(path: Path) -> Iterator[Line]:
 
 
 def _texts(chunks: Iterator[bytes]) -> Iterator[str]:
-    """Lines, and each redrawing of a progress bar. Of a line without end only its beginning counts."""
+    """Lines, and each redrawing of a progress bar. For a line without end, only its beginning counts."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
@@ -125,7 +125,7 @@ def _followed(path: Path) -> Iterator[Line | None]:
         except OSError as error:
             if not inode:
                 raise Failed(say("commands.unreadable", name=str(path), why=str(error.strerror))) from None
-            chunk = b""  # it is being put in its place
+            chunk = b""  # it is being replaced
         place += len(chunk)
         *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
         rest = rest[: 4 * LINE_MAX]

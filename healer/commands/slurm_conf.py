@@ -12,7 +12,7 @@ from healer.model.vocabulary import UserError
 from healer.text import say
 
 BEGIN = "# >>> healer hook: `healer hook uninstall` gives back what stood here"
-#: Used where the file did not end with a line feed, so that one was added before.
+#: Used if the file did not end with a line feed, so that one was added before.
 BEGIN_JOINED = "# >>> healer hook: added behind a last line without an end"
 END = "# <<< healer hook"
 _WAS = "#healer was: "
@@ -85,7 +85,7 @@ def changed(text: str, replaced: Sequence[tuple[Found, str]], added: Mapping[str
 
 
 def restored(text: str) -> str:
-    """The text without healer's changes. Raises ConfProblem where the marks do not match."""
+    """The text without healer's changes. Raises ConfProblem if the marks do not match."""
     kept: list[str] = []
     inside, joined = False, False
     lines = text.split("\n")

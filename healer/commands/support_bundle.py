@@ -1,4 +1,4 @@
-"""`healer support-bundle`: one file for somebody who helps."""
+"""`healer support-bundle`: one file for a helper."""
 
 import json
 from datetime import UTC, datetime

@@ -101,7 +101,7 @@ def _print_made(token: str, new: NewToken, json: bool) -> None:
 
 
 def _site() -> str:
-    """Where a person opens healer: as set, else where the healer of the data directory listens."""
+    """The address of healer for people: as configured, else that of the healer of the data directory."""
     settings = load()
     if named := os.environ.get("HEALER_URL") or settings.public_url:
         return named

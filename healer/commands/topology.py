@@ -71,7 +71,7 @@ def import_(
 
 
 def _read_cables(path: Path, host: str) -> "Found":
-    """Reads LLDP where the text is JSON, else ibnetdiscover's format."""
+    """Reads LLDP if the text is JSON, else ibnetdiscover's format."""
     from healer.topology.infiniband import read_ibnetdiscover
     from healer.topology.lldp import read_lldp
 

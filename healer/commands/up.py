@@ -144,7 +144,7 @@ def have_users() -> None:
 
 
 def forget_settings(kept: tuple[str, ...], why: Said) -> None:
-    """Drops the caller's settings but those whose names begin like one of `kept`."""
+    """Drops the caller's settings except those that begin with one of `kept`."""
     names = [name for name in os.environ if name.startswith("HEALER_") and not name.startswith(kept)]
     ignored = sorted(name for name in names if os.environ.pop(name))
     if ignored:

@@ -86,7 +86,8 @@ def _first_picture(settings: Settings) -> "SlurmSnapshot":
 
 
 def _known_signals(settings: Settings) -> int:
-    """How many names of series the server has that the catalogue knows. Failed says what is missing."""
+    """The number of the server's series names that the catalogue knows. Raises Failed with the missing
+    ones."""
     from healer.bootstrap.prometheus import prometheus_client
     from healer.ports.measurements import HistoryAway
     from healer.rulebook.ruleset import load as load_rules

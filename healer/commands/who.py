@@ -1,4 +1,4 @@
-"""`healer access`: who may do what by the groups of the identity provider."""
+"""`healer access`: permissions by the groups of the identity provider."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""The page of who may do what by the groups of the identity provider, with a dry run."""
+"""The page of permissions by the groups of the identity provider, with a dry run."""
 
 from fastapi import APIRouter, Request, Response
 

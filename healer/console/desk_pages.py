@@ -90,7 +90,7 @@ def signals_page(request: Request, pages: Here) -> Response:
 @health_routes.get("/health")
 def health_page(request: Request, pages: Here) -> Response:
     context, read_health = pages.context(request, "health"), pages.sources.self_health
-    assert read_health is not None  # else this route is not there
+    assert read_health is not None  # otherwise this route does not exist
     cluster, now = context["cluster"], context["now"]
     arriving, state = pages.sources.arriving(cluster, ARRIVING_SHOWN), read_health(cluster)
     arrives = health_view.Arrives(

@@ -16,7 +16,7 @@ from healer.text import say
 
 log = logging.getLogger("healer.api")
 
-#: Errors of an address: a person who is not signed in is asked to sign in first, as on every page.
+#: Errors of a URL: a person who is not signed in is asked to sign in first, as on every page.
 _SIGN_IN_FIRST = frozenset({401, 404, 405})
 #: Status -> heading and text, where the page set none; with an empty text that of the problem is shown.
 _WORDS = {

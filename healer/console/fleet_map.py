@@ -186,7 +186,7 @@ def paces(snapshot: SlurmSnapshot, batches: Sequence[StepBatch]) -> dict[str, fl
 
 
 def _paces_of(batches: Sequence[StepBatch], nodes: Sequence[str]) -> dict[str, float]:
-    """Whole step times say when a job was slow, not who was: those nodes stay unknown."""
+    """Whole step times show when a job was slow, but not which node was: those nodes stay unknown."""
     made = grid(batches, slurm_nodes=nodes)
     if made is None or not made.has_compute:
         return {}

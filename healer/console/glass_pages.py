@@ -1,4 +1,4 @@
-"""Breaking the glass in a browser: the form for who has the sealed secret, and their session."""
+"""Break-glass access in a browser: the form for the sealed secret, and the session."""
 
 from typing import Any
 

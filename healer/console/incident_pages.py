@@ -113,7 +113,7 @@ _Listed = tuple[list[Incident], str, int | None]
 
 
 def _list_open(pages: Pages, standing: Standing, wanted: Wanted, cursor: str | None) -> _Listed:
-    """One page of the queue, where the next begins, and how many fit in all."""
+    """One page of the queue, the start of the next, and how many match in all."""
     fit = queue(standing.open_incidents, asking_ids(standing.asking), wanted)
     try:
         wished = int(cursor or 0)

@@ -197,7 +197,7 @@ def _measured(
 
 @routes.get("/jobs")
 def own_jobs_page(request: Request, pages: Here) -> Response:
-    """Of the Slurm user who is called as the person is, in each cluster."""
+    """Jobs of the Slurm user with the person's name, in each cluster."""
     owner = job_owner(pages.sessions, request)
     caller = owner or pages.session(request)
     names = pages.cluster_names() if owner is not None else pages.clusters(caller)
@@ -268,7 +268,7 @@ def _json(request: Request, body: str) -> Response:
 def _read_job(
     request: Request, pages: Pages, cluster: str, job: str
 ) -> tuple[dict[str, Any], SlurmJob | None, JobHistory, StepGrid | None]:
-    """The page's context, Slurm's word, what healer knows, and its steps. Raises Stop and Problem."""
+    """The page's context, Slurm's data, healer's data, and its steps. Raises Stop and Problem."""
     owner = job_owner(pages.sessions, request)
     if owner is None:
         context = pages.context(request, "job", cluster)

@@ -41,7 +41,7 @@ FLEET_ROWS = 50
 
 _NO_CLUSTER = say("console.pages_healer_has_not_seen_cluster")
 
-#: Who sees pages.
+#: Roles that see pages.
 MAY_LOOK = frozenset(Role) - {Role.signals}
 
 
@@ -187,7 +187,7 @@ class Pages:
         return self.sessions.session(cookie, address_of(request)) if cookie else None
 
     def is_guest(self, request: Request) -> bool:
-        """Whether a person who is not signed in came by a signed link that shows this page."""
+        """Whether a person who is not signed in came through a signed link that shows this page."""
         secret = self._link_secret
         if secret is None or self.signed_in(request) is not None:
             return False

@@ -1,4 +1,4 @@
-"""Who may call: tokens and service accounts, and all that a person holds."""
+"""Who may use the API: tokens and service accounts, and everything that a person holds."""
 
 from datetime import datetime
 

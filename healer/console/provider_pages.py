@@ -1,4 +1,4 @@
-"""Signing in by the identity provider, and what it sends when a person signs out there."""
+"""Sign-in through the identity provider, and its notice when a person signs out there."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ _BEGUN_COOKIE, _BEGUN_LASTS_S = "healer_sign_in", 600
 
 @routes.get("/auth/begin")
 def begin(request: Request, pages: Here, next: str = "/", again: bool = False) -> Response:
-    """Uses nothing up: a preview of this address begins a sign-in that is never ended."""
+    """Changes nothing: a preview of this URL begins a sign-in that is never completed."""
     try:
         begun = _provider(request).begin(local(next), again=again)
     except SignInRefused as error:

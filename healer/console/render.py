@@ -36,7 +36,7 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # A page shows the present state and who is signed in; no cache may keep it.
+    # A page shows the present state and who is signed in: no cache may keep it.
     "Cache-Control": "no-store",
 }
 

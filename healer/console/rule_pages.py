@@ -153,12 +153,12 @@ def rehearsal_page(request: Request, pages: Here, name: str) -> Response:
 
 def _trying(pages: Pages) -> Trying:
     trying = pages.sources.trying
-    assert trying is not None  # else these routes are not there
+    assert trying is not None  # otherwise these routes do not exist
     return trying
 
 
 def _result(trying: Trying, rehearsal: Rehearsal) -> dict[str, Any]:
-    """What came of it; empty parts while nothing has."""
+    """Its result; empty parts until there is one."""
     result = rehearsal.result
     if not result:
         return {"result": {}, "span": {}, "sections": {}}

@@ -37,7 +37,7 @@ def runs_page(request: Request, pages: Here, state: str = "", cursor: str | None
 @routes.get("/runs/{run_id}")
 def run_page(request: Request, pages: Here, run_id: str) -> Response:
     if pages.is_guest(request):
-        return _look(pages, run_id)
+        return _linked_page(pages, run_id)
     session = pages.session(request)
     detail = pages.queries.runs.record(run_id)
     if detail is None or detail.run.cluster not in pages.clusters(session):
@@ -56,8 +56,8 @@ def run_page(request: Request, pages: Here, run_id: str) -> Response:
     return pages.show("run.html", context)
 
 
-def _look(pages: Pages, run_id: str) -> Response:
-    """The run for a person who came by a link of a message."""
+def _linked_page(pages: Pages, run_id: str) -> Response:
+    """The run, for a person who came through a link in a message."""
     detail = pages.queries.runs.record(run_id)
     if detail is None:
         raise missing("run", run_id=run_id)

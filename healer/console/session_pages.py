@@ -36,7 +36,7 @@ list_routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/sign-in")
 def sign_in_page(pages: Here, token: str = "", next: str = "/") -> Response:
-    """Uses no link up: what looks at the address before the person does (a chat's preview) costs nothing."""
+    """Does not use up a link: a preview (in a chat) before the person opens the URL costs nothing."""
     return pages.render.page("sign_in.html", **sign_in_words(pages, next, token=token))
 
 
@@ -63,7 +63,7 @@ def _open_by_account(request: Request, pages: Pages, attempt: Attempt, target: s
 
 
 def end_former(request: Request, pages: Pages) -> None:
-    """Who proves again who they are has one session still."""
+    """A person who proves their identity again still has only one session."""
     if pages.signed_in(request) is not None:
         pages.sessions.sign_out(read_cookie(request, SESSION_COOKIE))
 
@@ -130,7 +130,7 @@ async def choose_language(request: Request, pages: Here) -> Response:
 
 @list_routes.get("/sessions")
 def sessions_page(request: Request, pages: Here) -> Response:
-    """One's own; those of everybody for an administrator."""
+    """The person's own sessions; everyone's for an administrator."""
     return _show_sessions(request, pages)
 
 
@@ -197,7 +197,7 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 async def own_form(request: Request) -> dict[str, str]:
-    """The form of a page of this site, for one who has no session to prove it by. Raises Problem."""
+    """The form of a page of this site, for a person without a session to prove it. Raises Problem."""
     form = await read_form(request)
     if is_foreign(request):
         raise foreign_form()

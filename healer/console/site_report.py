@@ -30,7 +30,7 @@ def html(report: PastReport, reader: str) -> bytes:
             more=_more,
             script=Markup(script),  # noqa: S704 - our own file
             script_digest=b64encode(sha256(script.encode()).digest()).decode(),
-            # Numbers and words of JSON alone: nothing of a user's is in it.
+            # Only JSON numbers and words: it contains nothing from users.
             lives=Markup(msgspec.json.encode(report.saved.lives).decode()),  # noqa: S704
             texts={
                 "title": say("past.title"),

@@ -1,4 +1,4 @@
-"""Incident to decision: `GUARDS`, the one gate for all that takes capacity."""
+"""Incidents to decisions: `GUARDS` make up the one gate for everything that takes capacity."""
 
 from healer.decisions.book_mismatch import (
     jobs_put_back,

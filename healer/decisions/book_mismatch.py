@@ -1,8 +1,8 @@
-"""Differences between Slurm and the ledger, for what healer itself did: drains without a run or incident,
-slots of nodes that are back or gone, leftovers on jobs.
+"""Differences between Slurm and the ledger in what healer itself did: drains without a run or incident, slots
+of nodes that are back or gone, leftovers on jobs.
 
-A drain that no run, no open incident and no slot accounts for is left when a run is cancelled midway, or when
-a person resolves the incident of a drained node. Only this comparison finds it.
+A drain without a run, an open incident or a slot remains when a run is cancelled midway, or when a person
+resolves the incident of a drained node. Only this comparison finds it.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -48,9 +48,9 @@ from healer.model.slurm import (
 )
 from healer.text import Said, say
 
-#: A younger difference may still be settled by a run, a walk or a poll.
+#: A younger difference may still be resolved by a run, a walk or a poll.
 GRACE = timedelta(seconds=60)
-#: Without the job's restart count, only a hold found this soon is attributed to the prolog.
+#: If the job's restart count is unknown, only a hold found this soon is attributed to the prolog.
 RELEASE_WITHIN = timedelta(minutes=10)
 
 
@@ -62,8 +62,8 @@ def forgotten_drains(
     now: datetime,
 ) -> list[Finding]:
     """One finding for each of healer's `drains` that is older than `GRACE` and has no run or incident."""
-    spoken_for = _spoken_for(facts, runs, incidents)
-    drained = ((node, *_held_words(facts.snapshot, node)) for node in drains if node.name not in spoken_for)
+    spoken_for = _accounted_for(facts, runs, incidents)
+    drained = ((node, *_why_out(facts.snapshot, node)) for node in drains if node.name not in spoken_for)
     return [
         _finding_of(facts.cluster, node, word, since, now)
         for node, word, since in drained
@@ -71,7 +71,9 @@ def forgotten_drains(
     ]
 
 
-def _spoken_for(facts: GateFacts, runs: Collection[Run], incidents: Collection[Incident]) -> set[str | None]:
+def _accounted_for(
+    facts: GateFacts, runs: Collection[Run], incidents: Collection[Incident]
+) -> set[str | None]:
     """Nodes that a run or an open incident accounts for; incidents about forgotten drains do not count."""
     run_ids, incident_ids = {run.id for run in runs}, {incident.id for incident in incidents}
     nodes = {slot.node for slot in facts.slots if slot.run in run_ids or slot.incident in incident_ids}
@@ -84,14 +86,14 @@ def _spoken_for(facts: GateFacts, runs: Collection[Run], incidents: Collection[I
 
 
 def _is_out_for(incident: Incident, snapshot: SlurmSnapshot | None) -> bool:
-    """healer's drain or test reservation of the incident's node is for it. Another fault of the node, as one
-    that came when it was out, accounts for none."""
+    """healer's drain or test reservation of the node is for this incident. Another fault of the node, such as
+    one that came while it was out, accounts for neither."""
     node = snapshot.nodes.get(incident.root.node or "") if snapshot is not None else None
     return node is None or is_out_for(snapshot, node, incident.id)
 
 
-def _held_words(snapshot: SlurmSnapshot | None, node: SlurmNode) -> tuple[Said, datetime | None]:
-    """What keeps the node out, as a sentence, and since when."""
+def _why_out(snapshot: SlurmSnapshot | None, node: SlurmNode) -> tuple[Said, datetime | None]:
+    """What keeps the node out of service, as a sentence, and since when."""
     kept = our_reservation(snapshot, node.name)
     if kept is None or _ours(node):
         return say("decisions.drained_forgotten", reason=node.reason), node.reason_at
@@ -114,7 +116,7 @@ def _finding_of(cluster: str, node: SlurmNode, text: Said, at: datetime, now: da
     )
 
 
-#: What is missing from a picture younger than this is taken to be gone.
+#: What is missing from a snapshot younger than this is gone.
 FRESH = timedelta(seconds=10)
 
 
@@ -140,7 +142,7 @@ def find_vetoes(
     `shown`: drains that an earlier picture showed. The clocks of the machines that poll and drain may differ,
     and a picture from before the drain lacks it too.
     """
-    returning = {run.node for run in runs if run.state is RunState.running and _returns(run, rules)}
+    returning = {run.node for run in runs if run.state is RunState.running and _only_returns(run, rules)}
     found = []
     for slot in facts.slots:
         node = facts.snapshot.nodes.get(slot.node) if facts.snapshot else None
@@ -153,15 +155,15 @@ def find_vetoes(
         waits = CLOCKS_DIFFER if (slot.node, slot.drained_at) in shown else GRACE
         if facts.snapshot.taken_at - slot.drained_at < waits:
             continue
-        # Never over at once: by the veto the worker knows that the slot is free.
+        # Never expires at once: the worker learns from the veto that the slot is free.
         until = now + max(timedelta(hours=rules.guards.veto_h), GRACE)
         at = max(now, slot.drained_at)
         found.append((slot, Veto(node=slot.node, by="A person", at=at, until=until)))
     return found
 
 
-def _returns(run: Run, rules: Ruleset) -> bool:
-    """Whether the run returns nodes and takes none: only such a run lifts our drain by itself."""
+def _only_returns(run: Run, rules: Ruleset) -> bool:
+    """Whether the run returns nodes and takes none: only such a run lifts healer's drain by itself."""
     playbook = rules.playbooks.get(run.playbook)
     verbs = {step.do for step in playbook.steps} if playbook else set()
     return bool(verbs & RETURNING_VERBS) and not verbs & REMOVING_VERBS and not run.shadow
@@ -175,10 +177,10 @@ def is_vetoed(slot: Slot, vetoes: Collection[Veto]) -> bool:
 
 
 def slots_over(facts: GateFacts, now: datetime) -> list[tuple[Slot, str]]:
-    """Slots that hold nothing any more, and why.
+    """Slots that no longer hold a node, and why.
 
-    A veto or the end of a run frees none by itself: Slurm's picture, and when the worker last let the drain
-    go, say whether the node may be out by healer.
+    A veto or the end of a run alone frees no slot: the Slurm snapshot, and the time when the worker last
+    lifted the drain, show whether healer may still keep the node out.
     """
     if facts.snapshot is None:
         return []
@@ -188,11 +190,11 @@ def slots_over(facts: GateFacts, now: datetime) -> list[tuple[Slot, str]]:
 
 def _why_over(slot: Slot, facts: GateFacts, shown: SlurmSnapshot, now: datetime) -> str | None:
     node, since = shown.nodes.get(slot.node), shown.taken_at - slot.granted_at
-    if node is None:  # what is missing from a fresh picture is gone: there is no node to return
+    if node is None:  # missing from a fresh snapshot: there is no node to return
         fresh = bool(shown.nodes) and now - shown.taken_at <= FRESH
         return "Slurm no longer knows the node" if fresh and since > timedelta(0) else None
     if slot.drained_at is None:
-        # The run may have ended between the call and its log entry.
+        # The run may have ended between the Slurm call and its log entry.
         ended = facts.unmade.get(slot.node)
         over = ended is not None and shown.taken_at - ended >= CLOCKS_DIFFER and since >= GRACE
         out = _ours(node) or our_reservation(shown, node.name) is not None
@@ -202,8 +204,8 @@ def _why_over(slot: Slot, facts: GateFacts, shown: SlurmSnapshot, now: datetime)
 
 
 def _is_back(node: SlurmNode, snapshot: SlurmSnapshot) -> bool:
-    """healer's drain is lifted. A node that is DOWN without a person's reason is not back: healer may have
-    asked for a reboot, or Slurm itself set it down; nor is one in healer's own tests."""
+    """healer's drain is lifted. A node that is DOWN without a person's reason is not back, because healer may
+    have requested a reboot, or Slurm itself set it DOWN; nor is a node in healer's own tests."""
     down = node.held and (
         is_ours(node.reason) or is_empty_reason(node.reason) or bool(slurm_kind(node.reason))
     )
@@ -211,7 +213,7 @@ def _is_back(node: SlurmNode, snapshot: SlurmSnapshot) -> bool:
 
 
 def left_slot(facts: GateFacts, node: str, run: str) -> Slot | None:
-    """The node's slot where the node is in service for long and nothing works there but `run`."""
+    """The node's slot, if the node has been in service for long and no run but `run` works there."""
     slot, shown = facts.held.get(node), facts.snapshot
     back = slot is not None and shown is not None and _is_in_service_again(slot, shown)
     return slot if back and facts.running.get(node) in (None, run) else None
@@ -226,10 +228,10 @@ def _is_in_service_again(slot: Slot, shown: SlurmSnapshot) -> bool:
 def find_mismatches(
     facts: GateFacts, runs: Collection[Run], incidents: Collection[Incident], now: datetime
 ) -> list[Drift]:
-    """Differences by kind, then by node; empty without a picture.
+    """Differences by kind, then by node; empty without a snapshot.
 
-    `runs`: those that have not ended; `incidents`: the open ones. Most differences end by themselves within a
-    walk or two, so young ones are left out.
+    `runs`: those that have not ended; `incidents`: the open ones. Most differences resolve themselves within
+    a walk or two, so young ones are left out.
     """
     if facts.snapshot is None:
         return []
@@ -255,7 +257,7 @@ def _old(since: datetime | None, now: datetime) -> bool:
 def _forgotten(
     facts: GateFacts, snapshot: SlurmSnapshot, runs: list[Run], incidents: Collection[Incident], now: datetime
 ) -> Iterator[Drift]:
-    spoken_for = _spoken_for(facts, runs, incidents)
+    spoken_for = _accounted_for(facts, runs, incidents)
     for node in snapshot.nodes.values():
         if _ours(node) and node.name not in spoken_for and _old(node.reason_at, now):
             yield Drift(
@@ -358,11 +360,11 @@ def _runs(snapshot: SlurmSnapshot, runs: list[Run], now: datetime) -> Iterator[D
             )
 
 
-# --- what healer left on jobs, or Slurm did to jobs because of healer; runs of their own undo it
+# --- what healer left on jobs, or what Slurm did to jobs because of healer; separate runs undo it
 
 
 def kept_off(snapshot: SlurmSnapshot | None) -> list[SlurmJob]:
-    """Pending jobs that healer keeps off some nodes: only a pending job's list can be changed."""
+    """Pending jobs that healer excludes from some nodes; only a pending job's list can be changed."""
     jobs = snapshot.jobs.values() if snapshot is not None else ()
     waiting = (job for job in jobs if OURS in job.admin_comment and job.state == "PENDING" and not job.active)
     return [job for job in waiting if remark_in(job.admin_comment).off]
@@ -371,9 +373,10 @@ def kept_off(snapshot: SlurmSnapshot | None) -> list[SlurmJob]:
 def runs_to_lift_exclusions(
     snapshot: SlurmSnapshot | None, known_bad: Collection[str], now: datetime
 ) -> list[Run]:
-    """A run for each job that is kept off a node which is no longer known bad in service.
+    """A run for each job that is excluded from a node which is no longer known bad in service.
 
-    The run's id holds the hour, so that an exclusion that survives a run gets another one in the next hour.
+    The run's id contains the hour, so that an exclusion that survives a run gets another one in the next
+    hour.
     """
     found = []
     for job in kept_off(snapshot):
@@ -390,11 +393,12 @@ def runs_to_lift_exclusions(
 def runs_to_release_jobs(
     facts: GateFacts, ran_on: Mapping[str, tuple[int, tuple[str, ...]]], rules: Ruleset, now: datetime
 ) -> list[Run]:
-    """A run for each job that Slurm holds because a permitted prolog failed; its id is made of the permit.
+    """A run for each job that Slurm holds because a permitted prolog failed; its id is derived from the
+    permit.
 
-    Only for the job's next restart count: a later hold has another cause. Slurm forgets the nodes of a
-    requeued job, so `ran_on` has where it was last seen: (restart count, nodes). A job seen under the
-    permit's restart count on other nodes only is left out; one that was too short for any picture is
+    Only for the job's next restart count, because a later hold has another cause. Slurm forgets the nodes of
+    a requeued job, so `ran_on` has where it was last seen: (restart count, nodes). A job seen under the
+    permit's restart count only on other nodes is left out; a job that was too short for any snapshot is
     included.
     """
     if facts.snapshot is None:
@@ -406,7 +410,7 @@ def runs_to_release_jobs(
         if permit.hook != "prolog" or job is None or not is_held_after_launch(job):
             continue
         if node is None or not node.drain:
-            continue  # no hook has failed there, whatever its report says
+            continue  # no hook has failed there, whatever the job's report says
         if permit.restarts is None:
             if now - permit.at > RELEASE_WITHIN:
                 continue
@@ -422,15 +426,16 @@ def runs_to_release_jobs(
     return found
 
 
-#: Slurm puts a job back for `cred_expire` + 1 s (121 by default). What waits longer is not taken for that.
+#: Slurm delays a requeued job by `cred_expire` + 1 s (121 by default). A longer wait has another cause.
 PUT_BACK_WAIT = timedelta(minutes=10)
-#: Job -> restart count, nodes of its last life, and the begin time when it was first seen to wait after it.
+#: Job -> restart count, nodes of its last life, and its begin time when it was first seen to wait after that
+#: life.
 PutBacks = Mapping[str, tuple[int, tuple[str, ...], datetime]]
 
 
 def jobs_put_back(snapshot: SlurmSnapshot | None, put_back: PutBacks) -> list[SlurmJob]:
-    """Jobs that only the begin time of a requeue keeps from starting. Left out: a job that somebody holds, or
-    whose begin time is not Slurm's own any more."""
+    """Jobs that only the begin time of a requeue keeps from starting. Left out: jobs that someone holds, and
+    jobs whose begin time is no longer the one that Slurm set."""
     jobs = snapshot.jobs if snapshot is not None else {}
     return [
         jobs[name]
@@ -461,10 +466,10 @@ def is_begin_chosen(job: SlurmJob) -> bool:
 def runs_to_start_jobs(
     facts: GateFacts, put_back: PutBacks, incidents: Mapping[str, Incident], mode: Mode, now: datetime
 ) -> list[Run]:
-    """A run for each job that Slurm put back because a node went DOWN; one for each such node, for whose
-    place a spare may have to be found. `incidents`: node -> its open incident.
+    """A run for each job that Slurm requeued because a node went DOWN, one per such node, because a spare may
+    have to be found for it. `incidents`: node -> its open incident.
 
-    None for a job that healer requeued: that run starts it. None in the modes in which a person says yes
+    None for a job that healer requeued: that run starts it. None in the modes in which a person must agree
     first: the wait would be over before.
     """
     if facts.snapshot is None or mode in {Mode.suggest, Mode.approve}:
@@ -487,7 +492,8 @@ def runs_to_start_jobs(
 
 
 def _mode(permit: Permit, facts: GateFacts, rules: Ruleset) -> Mode:
-    """Auto for a permit of the gate, which granted it already; else the mode of the failed check's rule."""
+    """Auto for the gate's own permit, which the gate has already granted; else the mode of the failed check's
+    rule."""
     if permit.run is not None:
         return Mode.auto
     rule = rules.by_name.get(permit.check)

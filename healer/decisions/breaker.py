@@ -1,7 +1,7 @@
-"""The breaker: opens on a storm of one fault class or on failing actions, never closes by itself.
+"""The circuit breaker: opens on a storm of one fault class or on failing actions, and never closes by itself.
 
-closed -> open (storm, failing actions) -> half_open (a named person's reset) -> closed (the canary did well)
-or open again (the canary failed, or a new storm).
+closed -> open (storm, failing actions) -> half_open (reset by a named person) -> closed (the canary
+succeeded) or open again (the canary failed, or a new storm).
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from healer.model import (
 from healer.text import NO_WORDS, Said, joined, say
 
 STORM_WINDOW = timedelta(minutes=5)
-#: Of the last ten removing steps more than half failed; fewer than four say nothing.
+#: More than half of the last ten removing steps failed; fewer than four show nothing.
 ACTIONS_COUNTED = 10
 ACTIONS_AT_LEAST = 4
 
@@ -38,12 +38,13 @@ _WORKED = frozenset({RunState.waiting, RunState.done})
 
 
 def threshold(settings: GuardSettings, nodes: int) -> int:
-    """Distinct roots of one fault class in 5 minutes that make a storm: at least 3, at most 8."""
+    """The number of distinct roots of one fault class in 5 minutes that make a storm: at least 3, at most
+    8."""
     return storm_size(settings.breaker_share, nodes)
 
 
 def is_off(settings: GuardSettings) -> bool:
-    """Share 1.0 switches the breaker off."""
+    """Whether the breaker is switched off: by share 1.0."""
     return settings.breaker_share >= 1.0
 
 
@@ -52,8 +53,9 @@ def storm_roots(
 ) -> tuple[Root, ...]:
     """The roots of the last 5 minutes that would take capacity away, one per rule and node, oldest first.
 
-    Held ones count too (else a storm would hide itself); planned work and nodes that were out already do not,
-    nor what was merged into another incident, nor what rests on a relay's text alone: no lie stops healing.
+    Held ones count too, or a storm would hide itself. Left out: planned work, nodes that were already out,
+    parts of other incidents, and claims that rest only on a relay's text, so that a false report cannot stop
+    healing.
     """
     found: dict[tuple[str, str], Root] = {}
     for incident in sorted(incidents, key=lambda incident: (incident.opened, incident.id)):
@@ -81,7 +83,8 @@ def storm_roots(
 
 
 def _removes(rule: Rule, incident: Incident, rules: Ruleset) -> bool:
-    """The rule's playbook takes capacity away; one that is not loaded is taken to, for a fatal fault."""
+    """Whether the rule's playbook takes capacity away; for a fatal fault, a playbook that is not loaded is
+    assumed to."""
     if rule.playbook is None:
         return False
     playbook = rules.playbooks.get(rule.playbook)
@@ -98,10 +101,10 @@ def next_breaker(
     rules: Ruleset,
     now: datetime,
 ) -> tuple[Breaker, bool]:
-    """The breaker after a look at roots and actions, and whether it opened just now (then page).
+    """The breaker after checking roots and actions, and whether it opened just now (then page).
 
     `actions`: the last removing steps, oldest first, True = worked. `nodes`: GPU nodes that Slurm knows.
-    While open it only gathers further roots. Roots that were counted before a reset never open it again.
+    While open it only collects further roots. Roots that were counted before a reset never open it again.
     """
     settings = settings_of(rules, breaker.cluster)
     counted = {root.incident for root in breaker.roots}
@@ -114,7 +117,7 @@ def next_breaker(
     if why := _storm(fresh, threshold(settings, nodes)):
         worst = _worst(fresh)
         return _opened(breaker, why, tuple(root for root in fresh if root.rule == worst), now), True
-    # Half-open, the canary alone decides: the failures before the reset would open it again at once.
+    # While half-open, only the canary decides: the failures before the reset would open it again immediately.
     if breaker.state is BreakerState.closed and (why := _failing(actions)):
         return _opened(breaker, why, (), now), True
     return breaker, False
@@ -125,7 +128,7 @@ def _opened(breaker: Breaker, why: Said, roots: tuple[Root, ...], now: datetime)
 
 
 def _worst(roots: Sequence[Root]) -> str:
-    """The rule with most distinct nodes; by name among equals, so that a replay says the same."""
+    """The rule with the most distinct nodes; ties are broken by name, so that a replay gives the same."""
     counts = Counter(rule for rule, _ in {(root.rule, root.node) for root in roots})
     return min(counts, key=lambda rule: (-counts[rule], rule))
 
@@ -164,7 +167,8 @@ def _failing(actions: Sequence[bool]) -> Said | None:
 
 
 def reset(breaker: Breaker, person: str, reason: str, now: datetime) -> Breaker:
-    """A named person's reset: half-open. Raises ValueError for no name or reason, or when it is not open."""
+    """The breaker after a named person's reset: half-open. Raises ValueError if the name or reason is
+    missing, or if it is not open."""
     if not person.strip() or not reason.strip():
         raise ValueError(say("decisions.reset_needs_person"))
     if breaker.state is not BreakerState.open:
@@ -175,10 +179,10 @@ def reset(breaker: Breaker, person: str, reason: str, now: datetime) -> Breaker:
 
 
 def after_run_news(breaker: Breaker, run: str, state: RunState, now: datetime) -> Breaker:
-    """The breaker after news of a run. Only news of the half-open breaker's canary changes it.
+    """The breaker after a run changed. Only the half-open breaker's canary matters.
 
-    Closed when the canary worked (the roots stay for the cool-down), open again when it got stuck. A
-    cancelled, rejected or undone canary proves nothing: the next run may be the canary.
+    Closed if the canary worked (the roots stay for the cool-down), open again if it got stuck. A cancelled,
+    rejected or undone canary proves nothing: the next run may be the canary.
     """
     if breaker.state is not BreakerState.half_open or breaker.canary != run:
         return breaker

@@ -57,12 +57,12 @@ HOUR = timedelta(hours=1)
 
 @lru_cache(maxsize=256)
 def _part(share: float, nodes: int) -> Fraction:
-    """share * nodes as written in decimal: 0.07 * 100 is 7, not 7.000000000000001."""
+    """share * nodes, exact for decimal shares: 0.07 * 100 is 7, not 7.000000000000001."""
     return Fraction(str(share)) * nodes
 
 
 def floor_limit(settings: GuardSettings, nodes: int) -> int:
-    """Fewest nodes that must stay in service. One node may always go, so never more than nodes - 1."""
+    """The fewest nodes that must stay in service. One node may always go, so never more than nodes - 1."""
     return max(0, min(math.ceil(_part(settings.min_service_share, nodes)), nodes - 1))
 
 
@@ -83,8 +83,8 @@ def partition_limit(settings: GuardSettings, nodes: int) -> int:
 
 
 def out_of_service(facts: GateFacts, rules: Ruleset, now: datetime) -> frozenset[str]:
-    """Nodes of the fleet that count as gone: out in Slurm's picture, in our reservation for tests, or holding
-    a slot that the picture does not show yet. Empty before the first picture.
+    """Nodes of the fleet that count as out of service: out in the Slurm snapshot, in healer's reservation for
+    tests, or holding a slot that the snapshot does not show yet. Empty before the first snapshot.
 
     Planned work counts as in service, so that a maintenance window does not stop repairs elsewhere.
     """
@@ -95,7 +95,7 @@ def out_of_service(facts: GateFacts, rules: Ruleset, now: datetime) -> frozenset
     ours = (reservation for reservation in snapshot.reservations.values() if is_our_reservation(reservation))
     taken = set(facts.held).union(*(reservation.nodes for reservation in ours))
     gone = fleet.out | (fleet.names & taken)
-    # Where the site lists no planned work, only what Slurm itself shows as planned counts.
+    # If the site lists no planned work, only what Slurm itself shows as planned counts.
     perhaps = gone if may_be_planned(rules, facts.cluster) else gone & fleet.planned
     return gone - {
         name
@@ -105,7 +105,8 @@ def out_of_service(facts: GateFacts, rules: Ruleset, now: datetime) -> frozenset
 
 
 def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Never below this share of nodes in service, whatever took the others out. Law 2 does not pass it."""
+    """Guard `floor`: this share of nodes stays in service, whatever took the others out. Law 2 gives no
+    exemption from it."""
     node = node_of(proposal, facts)
     if facts.snapshot is None or node is None:
         return unknown_node(Guard.floor, proposal, facts)
@@ -120,8 +121,8 @@ def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
 def _kept_by_partition(
     node: SlurmNode | None, facts: GateFacts, rules: Ruleset, gone: frozenset[str]
 ) -> Answer | None:
-    """The hold of a partition of the node that has a floor of its own; None where none keeps it. A partition
-    inherits its cluster's settings: the same floor is no other limit."""
+    """The hold by a partition of the node with a floor of its own; None if no such floor holds it. A
+    partition inherits its cluster's settings: the same floor is not a separate limit."""
     if facts.snapshot is None or node is None:
         return None
     settings = settings_of(rules, facts.cluster)
@@ -138,8 +139,8 @@ def _kept_by_partition(
 def _hold_for_more_urgent(
     answer: Answer, proposal: Proposal, facts: GateFacts, rules: Ruleset, gone: frozenset[str]
 ) -> Answer:
-    """The answer, or a hold where the room is needed by more urgent runs that wait for it. A run whose own
-    partition keeps its node needs none of it."""
+    """The answer; or a hold, if more urgent waiting runs need the capacity. A run whose own partition keeps
+    its node needs none of it."""
     if facts.snapshot is None or not facts.waiting or answer.kind is AnswerKind.hold:
         return answer
     standing, shown = fleet_of(facts.snapshot).names - gone, facts.snapshot.nodes
@@ -184,7 +185,7 @@ def _floor_of(
 
 
 def slots(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Nodes out by us at once."""
+    """Guard `slots`: the number of nodes that healer has out at once."""
     if facts.snapshot is None:
         return unknown_node(Guard.slots, proposal, facts)
     limit = slots_limit(settings_of(rules, facts.cluster), len(fleet_of(facts.snapshot).names))
@@ -193,7 +194,7 @@ def slots(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
 
 
 def hourly(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Slots granted in the last hour, returned ones too."""
+    """Guard `hourly`: slots granted in the last hour, including returned ones."""
     if facts.snapshot is None:
         return unknown_node(Guard.hourly, proposal, facts)
     limit = hourly_limit(settings_of(rules, facts.cluster), len(fleet_of(facts.snapshot).names))
@@ -204,15 +205,15 @@ def hourly(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
 
 
 def rack(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Rack and NVLink domain (an NVL72 is a rack, and what it is short of its jobs cannot have elsewhere):
-    the one nearer to its limit is named."""
+    """Guard `rack`: rack and NVLink domain (an NVL72 is a rack, and its jobs cannot get the missing part
+    elsewhere). The answer names the one nearer to its limit."""
     answers = [
         answer
         for kind in ("rack", "domain")
         if (answer := _place_of_node(Guard.rack, kind, proposal, facts, rules))
     ]
     if not answers:
-        # Without a topology there are no racks to keep apart; the other caps bind.
+        # Without a topology, racks are unknown; the other caps apply.
         return allow(Guard.rack, say("decisions.no_rack", node=proposal.node))
     return _nearest(answers)
 
@@ -225,7 +226,7 @@ def switch(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
 def _place_of_node(
     guard: Guard, kind: str, proposal: Proposal, facts: GateFacts, rules: Ruleset
 ) -> Answer | None:
-    """The answer of the node's place of this `kind`; None if the place is unknown."""
+    """The answer for the node's place of this `kind`; None if the place is unknown."""
     node = node_of(proposal, facts)
     if facts.snapshot is None or node is None:
         return unknown_node(guard, proposal, facts)
@@ -239,7 +240,7 @@ def _place_of_node(
 
 
 def _nearest(answers: list[Answer]) -> Answer:
-    """The cap nearest to its limit; those that hold come first."""
+    """The cap nearest to its limit; caps that hold come first."""
     held = [answer for answer in answers if answer.kind is AnswerKind.hold]
     return min(held or answers, key=lambda answer: (answer.limit or 0) - (answer.used or 0))
 
@@ -251,7 +252,8 @@ def _used_in(there: frozenset[str], proposal: Proposal, facts: GateFacts) -> int
 
 
 def partition(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Each partition of the node has its own cap; the one nearest to its limit is named."""
+    """Guard `partition`: each partition of the node has its own cap. The answer names the one nearest to its
+    limit."""
     node = node_of(proposal, facts)
     if facts.snapshot is None or node is None:
         return unknown_node(Guard.partition, proposal, facts)
@@ -304,10 +306,10 @@ def _ask(cap: _Cap, proposal: Proposal, facts: GateFacts) -> Answer:
 def more_urgent(
     guard: Guard, proposal: Proposal, facts: GateFacts, where: Collection[str] | None
 ) -> list[Waiting]:
-    """Runs that wait for this guard's capacity and go first, by severity, size of the job hit, and age.
+    """Runs that wait for this guard's capacity and go first, by severity, size of the hit job, and age.
 
-    A run whose node was taken out meanwhile waits no more. A proposal by a person or without an incident
-    gives way to no other, nor does that of a surely unusable node, which needs none of this capacity.
+    A run whose node was taken out meanwhile no longer waits. A proposal by a person or without an incident
+    yields to no other; nor does one for a certainly unusable node, which needs none of this capacity.
     """
     if proposal.urgency is None or proposal.by is not None or proposal.passes_caps:
         return []
@@ -339,9 +341,9 @@ def _first_text(before: list[Waiting]) -> Said:
 
 
 def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
-    """Every cap with its figures: the fleet's first, then each place and partition that has a slot in use.
+    """Every cap with its figures: the fleet's first, then each place and partition with a slot in use.
 
-    Empty before the first picture of Slurm.
+    Empty before the first Slurm snapshot.
     """
     if facts.snapshot is None:
         return []
@@ -376,15 +378,15 @@ def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
     return found
 
 
-# --- limits whose settings make them hold nothing, or everything --------------------------------------------
+# --- limits that, with their settings, hold nothing or everything
 
 
-#: Slurm is polled this often, in seconds; the bound on a picture's age must be longer.
+#: Slurm is polled this often, in seconds; the maximum age of a snapshot must be longer.
 PICTURE_S = 10.0
 
 
 class IneffectiveLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """`always`: with this setting the guard holds everything; else it never holds anything."""
+    """`always`: with this setting the guard always holds; otherwise it never does."""
 
     guard: Guard
     always: bool
@@ -393,8 +395,8 @@ class IneffectiveLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ineffective_limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[IneffectiveLimit]:
-    """Limits that always or never bind. Empty before the first picture of Slurm, and for a cluster of one
-    node, where each cap is one."""
+    """Limits that always or never hold. Empty before the first Slurm snapshot, and for a cluster of one node,
+    where each cap is one."""
     snapshot = facts.snapshot
     if snapshot is None or len(snapshot.gpu_nodes) < 2:
         return []
@@ -436,7 +438,7 @@ def _floor(
 def _of_places(
     settings: GuardSettings, snapshot: SlurmSnapshot, rules: Ruleset, cluster: str
 ) -> Iterator[IneffectiveLimit]:
-    """Limits of places with several nodes; a place with one node has a cap of one."""
+    """Ineffective limits of places with several nodes; a place with one node has a cap of one."""
     for guard, kind in ((Guard.rack, "rack"), (Guard.switch, "switch")):
         sizes: dict[str, int] = {}
         for node in snapshot.gpu_nodes:

@@ -1,10 +1,10 @@
-"""What a job's owner and healer write about the job in Slurm.
+"""Comments about a job in Slurm, by its owner and by healer.
 
 Owners: words in the comment (`sbatch --comment`) or `--extra`, see `docs/jobs.md`. An unknown word that
 begins with `healer:` is reported back to them.
 
 healer: its part of the admin comment, `… | healer: TEXT; off:gpu0007,gpu0008`. `off` names the nodes that
-healer excluded from the job, so that the exclusion can be lifted. Text of others there stays byte for byte.
+healer excluded from the job, so that the exclusion can be lifted. Text by others there is kept byte for byte.
 """
 
 import re
@@ -14,11 +14,11 @@ import msgspec
 from healer.model import RestartConsent, SlurmJob, shown
 from healer.text import Said, say
 
-#: healer's part of an admin comment begins so.
+#: The beginning of healer's part of an admin comment.
 OURS = "healer: "
 _BETWEEN = " | "
 _OFF = re.compile(r"(?:^|; )off:([A-Za-z0-9_.,-]+)$")
-#: Longer than any sentence of ours; squeue cuts far earlier.
+#: Longer than any of healer's sentences; squeue truncates far earlier.
 LONGEST = 400
 
 
@@ -40,7 +40,7 @@ def remark_in(comment: str) -> Remark:
 
 
 def with_remark(comment: str, remark: Remark) -> str:
-    """The comment with healer's part replaced, or removed if the remark is empty; all else stays."""
+    """The comment with healer's part replaced, or removed if the remark is empty; everything else stays."""
     parts = [part for part in comment.split(_BETWEEN) if not part.startswith(OURS)] if comment else []
     off = f"off:{','.join(remark.off)}" if remark.off else ""
     ours = "; ".join(part for part in (one_line(remark.text), off) if part)
@@ -48,35 +48,36 @@ def with_remark(comment: str, remark: Remark) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text on one line, `shown`, without `|`, cut at `LONGEST`."""
+    """The text on one line, made safe by `shown`, without `|`, truncated to `LONGEST`."""
     return shown.one_line(text.replace("|", "/"))[:LONGEST].rstrip()
 
 
-#: The owner agrees that healer requeues and revives the job, for more than a dead node or GPU (law 8).
+#: The owner consents that healer requeues and revives the job for more than a dead node or GPU (law 8).
 OPT_IN = "healer:requeue"
-#: The owner, or the job itself, handles faults: healer leaves the job alone.
+#: The owner or the job itself handles faults: healer leaves the job alone.
 KEEP = "healer:keep"
-#: `healer:signal=USR1@60`: the job saves its work on this signal within so many seconds. An opt-in too.
+#: `healer:signal=USR1@60`: on this signal the job saves its work within this many seconds. Also an opt-in.
 SIGNAL = "healer:signal="
-#: `healer:swap=4`: its launcher leaves a bad node by itself, and the job goes on with at least so many.
+#: `healer:swap=4`: its launcher leaves a bad node by itself, and the job continues with at least this many
+#: nodes.
 SWAP = "healer:swap="
 
-#: Signals that a job may ask for. KILL and STOP save nothing.
+#: Signals that a job may request. KILL and STOP save nothing.
 SIGNALS = frozenset({"HUP", "INT", "TERM", "USR1", "USR2", "CONT", "URG"})
-#: Default of sbatch's own --signal, and the longest that a bad node waits for a job.
+#: sbatch's own default for --signal, and the longest that a bad node waits for a job.
 GRACE_S, GRACE_MAX_S = 60, 600
 
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT", "23": "URG"}
 _LEAST = re.compile(rf"{SWAP}([1-9][0-9]{{0,5}})", re.ASCII)
 _SIGNAL = re.compile(r"(?:SIG)?([A-Z0-9]+)(?:@(\d{1,6}))?")
-#: sbatch's own option; R and B select the processes that Slurm signals.
+#: sbatch's own --signal option; R and B select the processes that Slurm signals.
 _OPTION = re.compile(r"(?:^|\s)--signal[= ](?:[RB]{1,2}:)?([A-Za-z0-9]+(?:@\d{1,6})?)(?=\s|$)")
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """`signal`: the job saves its work on it within `grace_s` seconds; empty: none. `least`: the nodes
-    without which it does not go on; 0: it gives none up. `unknown`: words that begin with `healer:` and mean
-    nothing."""
+    """`signal`: the job saves its work on this signal within `grace_s` seconds; empty: none. `least`: the
+    number of nodes that it needs to continue; 0: it gives up no node. `unknown`: words that begin with
+    `healer:` and have no meaning."""
 
     requeue: bool = False
     keep: bool = False
@@ -87,7 +88,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wish_of(job: SlurmJob) -> Wish:
-    """The owner's words. sbatch's own --signal gives the job's signal, but is no consent."""
+    """The owner's wishes. sbatch's own --signal gives the job's signal, but is no consent."""
     requeue = keep = False
     option = _OPTION.search(job.submit_line)
     signal = (_signal(option[1].upper()) if option else None) or ("", 0)
@@ -101,7 +102,7 @@ def wish_of(job: SlurmJob) -> Wish:
         elif found is not None:
             requeue, signal = True, found
         elif match := _LEAST.fullmatch(word):
-            least = max(least, int(match[1]))  # of two words the more careful one
+            least = max(least, int(match[1]))  # of two words, the more cautious one
         elif word.startswith("healer:"):
             unknown.append(word)
     return Wish(

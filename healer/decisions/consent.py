@@ -1,9 +1,9 @@
-"""Guards over consent: the job's, the rule's mode, the approval of a person, the reservation of others; and
-promotion of rules to auto.
+"""Guards over consent: the job's consent, the rule's mode, a person's approval, other people's reservations;
+and the promotion of rules to auto.
 
 The first runs of a new rule wait for a person, and mode auto needs proof. A mode from the files or
-HEALER_MODE was set by a person and needs no proof; one that is set while healer runs does. Demotion is always
-possible, and so is the return to the mode of the files.
+HEALER_MODE was set by a person and needs no proof; a mode set at run time does. Demotion is always possible,
+and so is the return to the mode of the files.
 """
 
 from collections.abc import Sequence
@@ -46,16 +46,16 @@ from healer.model.person_names import count_people
 from healer.model.slurm import is_our_reservation, is_ours, our_reservation
 from healer.text import Said, at, joined, say
 
-#: DOWN without a person: the node's jobs have all been completing for so long (law 8).
+#: DOWN without a person: the node's jobs must all have been completing for this long (law 8).
 STUCK_FOR = timedelta(seconds=30)
 
 
 def irreversible(proposal: Proposal, facts: GateFacts, now: datetime) -> Answer:
-    """One person in every mode, and a second one besides the requester unless the node is drained and empty.
-    A time-out never approves."""
+    """Guard `irreversible`: one person in every mode, and a second one besides the requester unless the node
+    is drained and empty. A time-out never approves."""
     if proposal.verb is Verb.down and (why := _why_down_takes_nothing(proposal, facts, now)):
         return allow(Guard.approval, why)
-    # A service account is no person: its request needs a person, as healer's own does.
+    # A service account is not a person: its request needs a person, like healer's own.
     people = {name for name in (proposal.by, proposal.approved_by) if name and OWNED not in name}
     asked = proposal.by is not None and proposal.by in people
     needed = 2 if asked and not _drained_and_empty(proposal, facts) else 1
@@ -71,9 +71,9 @@ def irreversible(proposal: Proposal, facts: GateFacts, now: datetime) -> Answer:
 
 
 def _why_down_takes_nothing(proposal: Proposal, facts: GateFacts, now: datetime) -> Said | None:
-    """Why DOWN stops no work: healer drained the node, and its jobs are all completing or gone.
+    """Why DOWN ends no work: healer drained the node, and its jobs are all completing or gone.
 
-    `proposal.stuck_since` comes from the run's log; a picture taken after it must still show the same.
+    `proposal.stuck_since` comes from the run's log; a snapshot taken after it must still show the same.
     """
     node = node_of(proposal, facts)
     if facts.snapshot is None or node is None or not (node.drain and is_ours(node.reason)):
@@ -97,13 +97,13 @@ def _drained_and_empty(proposal: Proposal, facts: GateFacts) -> bool:
     return node.drain and not node.busy and not facts.snapshot.jobs_on(node.name)
 
 
-#: Verbs that stop or slow every program on the node, which must be empty. A restarted fabric manager ends the
-#: NVLink traffic of all jobs, and tests take whole GPUs.
+#: Verbs that stop or slow every program on the node, so the node must be empty. Restarting the fabric manager
+#: ends the NVLink traffic of all jobs, and tests take whole GPUs.
 _NEEDS_EMPTY = frozenset({Verb.reset_gpu, Verb.reboot, Verb.restart_service, Verb.diagnose, Verb.reserve})
 
 
 def consent(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Law 8, for jobs. What Slurm itself refuses binds a person's request too."""
+    """Guard `consent`: law 8, for jobs. What Slurm itself refuses also binds a person's request."""
     if proposal.verb in RESTARTING_VERBS:
         return _restart(proposal, facts, rules)
     if proposal.verb is Verb.shrink:
@@ -142,7 +142,8 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
 
 
 def _shrink(proposal: Proposal, facts: GateFacts) -> Answer:
-    """Only the job's own word gives up a node, no matter who asks: a person cannot know that it goes on."""
+    """Only the job's own opt-in gives up a node, no matter who asks: a person cannot know that the job will
+    continue."""
     job = job_of(proposal, facts)
     if facts.snapshot is None:
         return hold(Guard.consent, say("decisions.job_no_picture", job=proposal.job))
@@ -162,8 +163,8 @@ def _shrink(proposal: Proposal, facts: GateFacts) -> Answer:
 
 
 def why_not_without(job: SlurmJob, node: str) -> Said | None:
-    """Why the job keeps this node of its own until it is restarted; None: it agreed to go on without it, and
-    Slurm can take it."""
+    """Why the job keeps this node until it is restarted; None: it agreed to continue without it, and Slurm
+    can remove it."""
     wish = wish_of(job)
     if wish.keep:
         return say("decisions.left_to_owner", job=job.id, word=KEEP)
@@ -179,8 +180,8 @@ def why_not_without(job: SlurmJob, node: str) -> Said | None:
 
 
 def is_agreed(proposal: Proposal) -> bool:
-    """A person agreed to this very restart. The approval of a run on a job covers it; that of a run on a node
-    covers no job."""
+    """A person consented to this very restart. The approval of a run on a job covers its restart; the
+    approval of a run on a node covers no job."""
     on_job = proposal.node is None and proposal.approved_by is not None
     return on_job or proposal.agreed_by is not None
 
@@ -198,11 +199,12 @@ def why_not_restartable(job: SlurmJob) -> Said | None:
 
 
 def _answer_unseen_job(proposal: Proposal, facts: GateFacts, taken_at: datetime) -> Answer:
-    """The picture is older than the job, or the job ended and Slurm forgot it.
+    """The answer for a job that the snapshot does not show: the snapshot is older than the job, or the job
+    ended and Slurm forgot it.
 
     The jobs of a drained node are older than its drain, and the job that a person names is older than their
-    run. So a picture taken after that shows them, and guards see whose they are: the hold ends with it. What
-    no such picture shows is over, and the step of a person's run says so.
+    run. So a snapshot taken after that shows them and their owners, and the hold ends with it. A job that no
+    such snapshot shows is over, and the step of a person's run says so.
     """
     when, job = at(taken_at), proposal.job
     slot = facts.held.get(proposal.node or "")
@@ -241,7 +243,7 @@ def _still_on(jobs: list[SlurmJob], node: str) -> Said:
 
 
 def mode(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """How far the rule may go by itself. A person's request has no rule."""
+    """Guard `mode`: how far the rule may go by itself. A person's request has no rule."""
     if proposal.by is not None:
         return allow(Guard.mode, say("decisions.person_asks", who=proposal.by))
     current = facts.modes.get(proposal.rule, proposal.mode)
@@ -258,8 +260,8 @@ def mode(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) ->
 
 
 def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Mode approve needs one person; so do the first runs of a new rule. Irreversible verbs have their
-    own."""
+    """Guard `approval`: mode approve needs one person, and so do the first runs of a new rule. Irreversible
+    verbs have their own guard."""
     if proposal.verb in IRREVERSIBLE_VERBS:
         return irreversible(proposal, facts, now)
     if proposal.by is not None:
@@ -283,15 +285,15 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     return allow(Guard.approval, say("decisions.no_approval_needed"))
 
 
-#: Slurm itself puts another node in the place of one that is taken out.
+#: Reservations with these flags: Slurm itself replaces a node that is taken out.
 _REPLACED = frozenset({"REPLACE", "REPLACE_DOWN"})
 
 
 def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """For a job the spares, for a node the reservation that needs it.
+    """Guard `reserved`: for a job the spares, for a node the reservation that needs it.
 
-    A node with a fatal fault is no use to a reservation, so none keeps it; a slow or ageing node stays. A
-    person who asks by name, or approved it, may take it.
+    A node with a fatal fault is of no use to a reservation, so none keeps it; a slow or ageing node stays. A
+    person who names it in a request, or approved it, may take it.
     """
     if proposal.verb in RESTARTING_VERBS:
         return spares(proposal, facts, rules, now)
@@ -320,7 +322,7 @@ def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
 
 
 def _reservation_of(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: datetime) -> Reservation | None:
-    """The reservation that needs this node now or soon; of several the one that ends last.
+    """The reservation that needs this node now or soon; of several, the one that ends last.
 
     Maintenance (guard `maintenance`), healer's tests and the spares do not count.
     """
@@ -386,8 +388,8 @@ def promotion_obstacle(proof: Proof, earn: PromotionPolicy) -> Said | None:
 def demotion_reason(mode: Mode, proof: Proof, earn: PromotionPolicy) -> Said | None:
     """Why a rule in mode auto must ask again; None if it may stay.
 
-    It had more false alarms among its newest incidents than the required precision allows in the full number:
-    a rule that was wrong twice in its first three need not complete thirty.
+    Its newest incidents include more false alarms than the required precision allows in the full number: a
+    rule that was wrong twice in its first three need not complete thirty.
     """
     allowed = (1 - earn.precision) * earn.incidents
     if mode is not Mode.auto or proof.wrong <= allowed:

@@ -1,8 +1,8 @@
-"""Incident -> decision: what would be done, every guard's answer, and the severity that follows. Then the
-run: what it asks of the gate, and when it takes its node's slot.
+"""Incident -> decision: what would be done, every guard's answer, and the resulting severity. Then the run:
+what it asks of the gate, and when it takes its node's slot.
 
-The slot is taken when the first removing step starts (law 1): the worker alone grants it, under the gate's
-lock. So what is judged as a run begins is advice, and that step is judged in full again.
+The slot is taken when the first removing step starts (law 1): only the worker grants it, under the gate's
+lock. So a verdict when a run begins is advice, and that step is judged again in full.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ from healer.model.run import run_id
 from healer.model.slurm import is_ours, is_out_for, our_reservation
 from healer.text import NO_WORDS, Said, say
 
-#: Verbs that are a remedy, the strongest first.
+#: Verbs that are a remedy, strongest first.
 _REMEDIES = {
     Verb.power_cycle: Remedy.power_cycle,
     Verb.reboot: Remedy.reboot_node,
@@ -65,20 +65,21 @@ _REMEDIES = {
     Verb.restart_service: Remedy.restart_service,
     Verb.diagnose: Remedy.diagnose,
 }
-#: A remedy that may wait is planned this long after the incident opened: it may turn out to be part of
-#: another.
+#: A remedy that may wait is planned this long after the incident opened, as the incident may turn out to be
+#: part of another.
 PLANS_AFTER = timedelta(minutes=3)
-#: A run in one of these states still asks the gate; in the others it is under way, or waits for a person.
+#: In these states a run still asks the gate; in the others it is under way, or waits for a person.
 ASKING = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
 
 def decide(
     incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime, active: Run | None
 ) -> Decision | None:
-    """What to do about an incident now. None: nothing to decide (settling, ended, a run is under way).
+    """What to do about an incident now. None: nothing to decide (it is settling or has ended, or a run is
+    under way).
 
-    `active` is the incident's run that has not ended. The caller starts the run when `outcome` is act, and
-    stores a decision only when its `decision_key` is new.
+    `active` is the incident's run that has not ended. The caller starts the run if `outcome` is act, and
+    stores a decision only if its `decision_key` is new.
     """
     if not incident.is_open or now < incident.settle_until:
         return None
@@ -103,7 +104,7 @@ def decide(
     proposal = _proposal(incident, rule, facts, rules, now, active)
     result = judge(proposal, facts, rules, now)
     if result.outcome is Outcome.act and proposal.approved_by is None and _is_under_work(incident, rules):
-        return None  # the gate's picture is newer: the next walk notes the end of the work
+        return None  # the gate's snapshot is newer: the next walk records the end of the work
     why = _what_begins(incident, rule, proposal) if result.outcome is Outcome.act else result.why
     decision = decision_of(proposal, result, now)
     return msgspec.structs.replace(decision, why=why, facts=_facts(facts, rules, now))
@@ -112,7 +113,8 @@ def decide(
 def _without_playbook(
     incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime
 ) -> Decision:
-    """Nothing, or the ticket that the incident asks for, once it lasts and the rule may act alone."""
+    """The decision for a rule without a playbook: nothing, or the ticket that the incident asks for once it
+    lasts and the rule may act alone."""
     wants = Remedy.ticket in incident.remedy and not incident.plan
     mode = facts.modes.get(rule.name) or rules.mode_of(rule)
     if not wants or mode is not Mode.auto or now - incident.opened < PLANS_AFTER:
@@ -133,7 +135,7 @@ def _what_begins(incident: Incident, rule: Rule, proposal: Proposal) -> Said:
 
 
 def _is_under_work(incident: Incident, rules: Ruleset) -> bool:
-    """Whether there was work on its node by the picture of Slurm that the incident was judged by: its fault
+    """Whether, by the Slurm snapshot used to judge the incident, its node was under planned work: the fault
     belongs to the work until it is seen afterwards."""
     work = {entry.name for entry in rules.context if entry.when in HUMAN_WORK}
     return incident.plan in work and incident.waits_since is None and incident.seen_again is None
@@ -142,7 +144,7 @@ def _is_under_work(incident: Incident, rules: Ruleset) -> bool:
 def _why_not_asked(
     incident: Incident, playbook: Playbook | None, facts: GateFacts, active: Run | None
 ) -> Said | None:
-    """Why the gate has nothing to judge: no target, a run that goes first, or a drain of ours in place."""
+    """Why the gate has nothing to judge: no target, a run that goes first, or healer's own drain in place."""
     verb, job, node = _verb_of(playbook), _job_of(incident, playbook), incident.root.node
     if job is None and (node is None or verb in {Verb.requeue, Verb.revive, Verb.cancel}):
         return say("decisions.names_no_target", title=incident.title)
@@ -178,7 +180,7 @@ def _job_of(incident: Incident, playbook: Playbook | None) -> str | None:
 def _proposal(
     incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime, active: Run | None
 ) -> Proposal:
-    """What the gate is asked: whether the run of the rule's playbook may begin, or go on."""
+    """The proposal for the gate: may the run of the rule's playbook begin or continue."""
     playbook = rules.playbooks.get(rule.playbook or "")
     verb, job = _verb_of(playbook), _job_of(incident, playbook)
     shown = facts.snapshot.jobs.get(job) if facts.snapshot is not None and job is not None else None
@@ -223,7 +225,7 @@ def _why_not_now(incident: Incident, rule: Rule, now: datetime) -> Said | None:
 
 
 def _keep_waiting(run: Run, why: Said, now: datetime) -> Decision:
-    """A run that waits for permission keeps waiting; no guard was asked."""
+    """The decision that keeps a run waiting for permission; no guard was asked."""
     return Decision(
         at=now,
         cluster=run.cluster,
@@ -247,12 +249,12 @@ def _decide_nothing(incident: Incident, playbook: str | None, why: Said, now: da
 
 
 def out_by_us(node: str, facts: GateFacts) -> Said | None:
-    """Why a second drain would change nothing: ours is in place or under way. None if neither."""
+    """Why a second drain would change nothing: healer's own is in place or under way. None if neither."""
     shown = facts.snapshot.nodes.get(node) if facts.snapshot else None
     if shown and shown.drain and is_ours(shown.reason):
         return say("decisions.out_already", node=node, reason=shown.reason)
     if shown and shown.drain:
-        return None  # our reason was replaced since: guard `ownership` answers whose it is
+        return None  # healer's reason has since been replaced: guard `ownership` decides whose drain it is
     slot = facts.held.get(node)
     if slot is None:
         return None
@@ -260,8 +262,8 @@ def out_by_us(node: str, facts: GateFacts) -> Said | None:
 
 
 def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
-    """A milder incident gave way: its drain or test reservation is in place, and the slot is this incident's.
-    A person's run gives way to none. An incident that was reopened goes on from its own drain."""
+    """A milder incident gave way: its drain or test reservation is in place, and the slot belongs to this
+    incident. A person's run gives way to no incident. A reopened incident continues from its own drain."""
     shown = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
     if shown is None or shown.name in facts.kept:
         return False
@@ -270,7 +272,7 @@ def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
         return False
     reopened = incident.run is None and incident.run_count > 0
     if not reopened and is_out_for(facts.snapshot, shown, incident.id):
-        return False  # taken out for this very incident
+        return False  # taken out for this incident itself
     slot = facts.held.get(shown.name)
     return slot is not None and slot.incident == incident.id
 
@@ -278,9 +280,9 @@ def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
 def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
     """A fatal fault on a node that was drained for another reason, where running jobs now hang on a dead GPU.
 
-    The first drain requeues no job. A run of this incident finds the drain and goes on to the jobs; once it
-    has listed them this is over, so it happens once. The proposal does not ride on the other run's slot: mode
-    and approval were answered for another rule, or for a person.
+    The first drain requeues no job. A run of this incident finds the drain in place and goes on to the jobs;
+    once it has listed them this is over, so it happens once. The proposal does not ride on the other run's
+    slot, because its mode and approval were those of another rule or of a person.
     """
     if incident.fault_class is not FaultClass.fatal or incident.jobs_hit_final or facts.snapshot is None:
         return False
@@ -299,8 +301,7 @@ def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
 
 
 def _remedy_of(playbook: Playbook | None) -> Remedy | None:
-    """The remedy that the playbook always tries; None for one that takes the incident's and climbs the
-    ladder.
+    """The fixed remedy that the playbook tries; None if it takes the incident's remedy and climbs the ladder.
 
     Steps after an approval do not count: they are a person's choice.
     """
@@ -312,8 +313,8 @@ def _remedy_of(playbook: Playbook | None) -> Remedy | None:
 
 
 def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime) -> Remedy:
-    """The smallest remedy on the ladder, from the incident's upwards, that was not tried on the node
-    recently."""
+    """The lowest remedy on the ladder, from the incident's own upwards, that was not recently tried on the
+    node."""
     wanted = incident.remedy or rule.remedy
     first = next((remedy for remedy in wanted if remedy in REMEDY_LADDER), Remedy.none)
     node = incident.root.node
@@ -329,7 +330,7 @@ def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset
 
 
 def _facts(facts: GateFacts, rules: Ruleset, now: datetime) -> dict[str, object]:
-    """The figures that the decision rested on, for the record."""
+    """The figures behind the decision, for the record."""
     snapshot = facts.snapshot
     if snapshot is None:
         return {"rules": rules.version, "picture_age_s": None}
@@ -347,31 +348,31 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
     """How urgent the incident is for a person.
 
     P0: a fatal fault hits service (the node takes jobs, or keeps jobs from their work) and healer cannot or
-    may not act, whichever guard holds it, shadow mode included. No P0: planned work, a node that a person
+    may not act, whichever guard holds it, shadow mode included. Never P0: planned work, a node that a person
     drained, a fault that is over or that the node itself denies, and an incident without a decision, where
-    nothing was held. All else has its rule's severity, P1 at most.
+    nothing was held. Anything else has its rule's severity, P1 at most.
     """
     if incident.plan:
-        return incident.severity  # set by the planned work on the node
+        return incident.severity  # set by planned work on the node
     base = incident.severity if incident.severity is not Severity.P0 else Severity.P1
     if incident.clear_since is not None and incident.state is IncidentState.open:
-        return base  # well again, and nothing of healer's is under way
+        return base  # healthy again, and no run of healer is under way
     if decision is None or decision.outcome not in {Outcome.held, Outcome.refused}:
         return base
     if not (incident.unusable or incident.fault_class is FaultClass.fatal) or is_denied(incident):
         return base
     node = facts.snapshot.nodes.get(incident.root.node or "") if facts and facts.snapshot else None
-    in_service = node is None or node.in_service  # an unknown node is not known to be out
+    in_service = node is None or node.in_service  # an unknown node is not known to be out of service
     if decision.guard is Guard.maintenance or (decision.guard is Guard.ownership and not in_service):
         return base
     if node is not None and node.owner is not None and node.owner.kind in _OTHERS:
-        return base  # they took it over from a run, which got stuck by that
+        return base  # a person took it over from a run, which got stuck because of that
     return Severity.P0 if in_service or _hits_jobs(incident, facts) else base
 
 
 def _hits_jobs(incident: Incident, facts: GateFacts | None) -> bool:
-    """A job that it hit is not at work elsewhere yet, as far as Slurm shows. Where no run has listed the
-    jobs, none has been restarted."""
+    """A job that it hit is not yet running elsewhere, as far as Slurm shows. If no run has listed the jobs,
+    none has been restarted."""
     if not incident.jobs_hit_final or facts is None or facts.snapshot is None:
         return bool(incident.jobs_hit)
     slurm, hit, node = facts.snapshot, incident.jobs_hit, incident.root.node or ""
@@ -387,24 +388,24 @@ _OTHERS = frozenset({OwnerKind.person, OwnerKind.program})
 # --- runs ---------------------------------------------------------------------------------------------------
 
 
-#: Verbs that take no capacity, so that they never conflict with another run on the node. A site command that
-#: takes capacity follows a drain.
+#: Verbs that take no capacity, so they never conflict with another run on the node. A site command that takes
+#: capacity follows a drain.
 _TAKES_NOTHING = frozenset(
     {None, Verb.collect, Verb.sweep, Verb.bisect, Verb.site_command, Verb.ticket, Verb.notify}
 )
-#: Checks that are over at once, and may end the run.
+#: Checks that finish immediately, and may end the run.
 _BRIEF = frozenset({"still_silent"})
 
 
 def takes_slot_later(playbook: Playbook | None) -> bool:
-    """The playbook takes a slot, but not at once: steps other than brief checks come first."""
+    """The playbook takes a slot, but only after other steps than brief checks."""
     steps = playbook.steps if playbook is not None else ()
     taking = next((index for index, step in enumerate(steps) if step.do in SLOT_VERBS), None)
     return taking is not None and any(step.check not in _BRIEF for step in steps[:taking])
 
 
 def begins_before_acting(verb: Verb, playbook: Playbook | None) -> bool:
-    """The run begins before its first removing step is due; that step asks every guard when it is."""
+    """The run begins before its first removing step is due; that step asks every guard at that time."""
     if verb in SLOT_VERBS:
         return takes_slot_later(playbook)
     on_job = playbook is not None and playbook.target == "job" and verb in RESTARTING_VERBS
@@ -412,26 +413,26 @@ def begins_before_acting(verb: Verb, playbook: Playbook | None) -> bool:
 
 
 def runs_alongside(playbook: Playbook | None) -> bool:
-    """The playbook takes nothing: its run may go on in parallel to another run on the node."""
+    """The playbook takes nothing, so its run may work in parallel to another run on the node."""
     return playbook is not None and playbook.target == "node" and takes_nothing(playbook)
 
 
 def takes_nothing(playbook: Playbook) -> bool:
-    """No step takes a node out or work from a job."""
+    """No step takes a node out of service or work from a job."""
     return all(step.do in _TAKES_NOTHING for step in playbook.steps)
 
 
 def holds_slot(facts: GateFacts, run: Run) -> bool:
-    """The node's slot was granted to this very run."""
+    """The node's slot was granted to this run itself."""
     slot = facts.held.get(run.node or "")
     return slot is not None and slot.run == run.id
 
 
 def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts, *, begun: bool) -> bool:
-    """What this run takes is granted already. A slot that was given back has to be asked for again.
+    """What this run takes is already granted. A slot that was given back must be requested again.
 
-    `begun`: a step of the run that needs the slot was let go before; it may go on by the slot that another
-    run left on the node.
+    `begun`: a step of the run that needs the slot was granted before; it may continue with a slot that
+    another run left on the node.
     """
     if holds_slot(facts, run) or not any(step.do in SLOT_VERBS for step in playbook.steps):
         return True
@@ -439,9 +440,9 @@ def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts, *, begun: bool
 
 
 def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
-    """The run has taken nothing yet and waits, so that it may be ended without an effect.
+    """The run waits and has not taken anything, so it may be ended without an effect.
 
-    Certain only under the gate's lock, under which the slot is granted.
+    Certain only under the gate's lock, under which slots are granted.
     """
     if run.shadow or playbook is None or holds_slot(facts, run):
         return False
@@ -452,18 +453,19 @@ def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
 
 
 def _is_held_back(run: Run, facts: GateFacts) -> bool:
-    """A guard holds the run at its first removing step; it rides on no other run's slot either."""
+    """A guard holds the run at its first removing step, and it rides on no other run's slot."""
     return run.state is RunState.running and run.question is not None and run.node not in facts.held
 
 
 def first_verb(playbook: Playbook) -> Verb:
-    """The verb that the gate judges when a run is to begin: the first that removes, else the first."""
+    """The verb that the gate judges when a run is to begin: the first removing verb, else the first verb."""
     acts = [step.do for step in playbook.steps if step.do is not None]
     return next((verb for verb in acts if verb in REMOVING_VERBS), acts[0] if acts else Verb.notify)
 
 
 def is_adopting(step: Step) -> bool:
-    """The step takes over a node that Slurm itself drained or set down, alone or as well as draining."""
+    """The step takes over a node that Slurm itself drained or set DOWN, either only that or besides
+    draining."""
     return step.do is Verb.drain and bool(step.input.get("adopt") or step.input.get("also_adopt"))
 
 
@@ -475,11 +477,11 @@ def adopts(playbook: Playbook) -> bool:
 def proposal_of(
     run: Run, verb: Verb, incident: Incident | None, *, job: str | None = None, restarts: int | None = None
 ) -> Proposal:
-    """What the gate is asked about a verb of this run. `job`: one of several of a step; else the run's
-    own."""
+    """The proposal for a verb of this run. `job`: one of the jobs of a step; else the run's own."""
     agreed_restarts = run.input.get("restart", {}).get(job)
     agreed = agreed_restarts is not None and restarts in (None, agreed_restarts)
-    # A run that names the incident of another node passes no cap for its own; clusters number theirs alike.
+    # A run that names the incident of another node is not exempt from the caps for its own node. Clusters may
+    # use equal node names.
     about = (
         incident is not None and incident.cluster == run.cluster and run.node in (None, incident.root.node)
     )
@@ -516,7 +518,7 @@ def with_restarts(run: Run, jobs: Mapping[str, int], by: str) -> Run:
 
 
 def restart_proposal(run: Run, job: str, incident: Incident | None) -> Proposal:
-    """What the gate is asked about a job whose restart a person agreed to with the run."""
+    """The proposal for a job whose restart a person consented to with the run."""
     return proposal_of(run, Verb.requeue, incident, job=job, restarts=run.input["restart"][job])
 
 
@@ -531,15 +533,15 @@ def refused_restart(
 
 
 def proposal_to_begin(run: Run, playbook: Playbook, incident: Incident | None) -> Proposal:
-    """What the gate is asked before the run begins."""
+    """The proposal before the run begins."""
     verb = first_verb(playbook)
     begins = begins_before_acting(verb, playbook) and (verb not in RESTARTING_VERBS or run.by == "healer")
     return msgspec.structs.replace(proposal_of(run, verb, incident), begins=begins, adopts=adopts(playbook))
 
 
 def new_run(incident: Incident, playbook: str, decision: Decision, mode: Mode, *, alongside: bool) -> Run:
-    """healer's own run for an incident. Its id is made of the incident's, so that a repeat is the same
-    run."""
+    """healer's own run for an incident. Its id is derived from the incident's, so that a repeat gives the
+    same run."""
     state, shadow = run_state_of(decision, mode)
     # An incident has one shadow run.
     count = "shadow" if shadow else incident.run_count
@@ -565,7 +567,7 @@ def new_run(incident: Incident, playbook: str, decision: Decision, mode: Mode, *
         shadow=shadow,
         alongside=alongside,
         approve_until=decision.at + APPROVAL_LASTS if waits else None,
-        # Guard `repeat` counts this remedy, so that the next run goes up the ladder.
+        # Guard `repeat` counts this remedy, so that the next run climbs the ladder.
         input=given,
     )
 
@@ -586,7 +588,7 @@ def decision_of(proposal: Proposal, verdict: JudgeResult, now: datetime) -> Deci
 
 
 def run_state_of(decision: Decision, mode: Mode) -> tuple[RunState, bool]:
-    """State of the run, by the guard that held it, and whether it is a shadow run."""
+    """The run's state, by the guard that held it, and whether it is a shadow run."""
     if decision.outcome is Outcome.act:
         return RunState.running, False
     if decision.guard is Guard.mode and mode is Mode.shadow:
@@ -599,7 +601,7 @@ def run_state_of(decision: Decision, mode: Mode) -> tuple[RunState, bool]:
 
 
 def decision_key(decision: Decision) -> str:
-    """Equal for decisions with the same meaning: figures that move with the clock do not count."""
+    """Equal for decisions with the same meaning: figures that change with the clock do not count."""
     parts: list[str] = [decision.outcome, str(decision.guard), str(decision.run)]
     parts += [f"{answer.guard}={answer.kind}" for answer in decision.answers]
     if decision.outcome is Outcome.nothing:
@@ -608,7 +610,7 @@ def decision_key(decision: Decision) -> str:
 
 
 def is_known_bad_in_service(incident: Incident, decision: Decision, facts: GateFacts) -> bool:
-    """Law 2: the node is surely unusable, but healer may not take it out of service."""
+    """Law 2: the node is certainly unusable, but healer may not take it out of service."""
     node = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
     kept = decision.outcome in {Outcome.held, Outcome.refused}
     return is_proven_unusable(incident) and kept and node is not None and node.in_service

@@ -1,8 +1,9 @@
-"""The one gate: every guard that concerns a proposal answers, in the order of `GUARDS`; all answers are kept.
+"""The one gate: every guard that applies to a proposal answers, in the order of `GUARDS`; all answers are
+stored.
 
-Every guard is `(proposal, facts, rules, now) -> Answer`: it reads nothing else, never raises on missing data
-(unknown is a hold with its reason) and gives the figure it compared. This module has the guards over people's
-orders, Slurm's picture and history; `consent`, `capacity` and `sweeps` have the others.
+Every guard is `(proposal, facts, rules, now) -> Answer`. It reads nothing else, never raises on missing data
+(an unknown is a hold with its reason) and returns the figure it compared. This module has the guards for
+people's orders, the Slurm snapshot and history; `consent`, `capacity` and `sweeps` have the others.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -56,7 +57,7 @@ from healer.text import NO_WORDS, Said, at, quoted, say
 
 
 def pause(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """A pause holds every request, a person's too: it has to be ended by name first."""
+    """Guard `pause`: holds every request, including a person's; a pause must be ended by name first."""
     standing = _active_pauses(proposal, facts, now)
     if not standing:
         return allow(Guard.pause, say("decisions.no_pause"))
@@ -85,7 +86,7 @@ def _active_pauses(proposal: Proposal, facts: GateFacts, now: datetime) -> list[
 
 
 def concerns_proposal(paused: Pause, proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
-    """Whether this pause holds the proposal back."""
+    """Whether this pause holds the proposal."""
     if paused.until is not None and paused.until <= now:
         return False
     if paused.cluster and paused.cluster != proposal.cluster:
@@ -98,7 +99,7 @@ def concerns_proposal(paused: Pause, proposal: Proposal, facts: GateFacts, now: 
             return (paused.name or paused.cluster) == proposal.cluster
         case "partition":
             partitions = node.partitions if node else ()
-            # One that waits may name several: `a,b`.
+            # A pending job may name several: `a,b`.
             return paused.name in partitions or any(paused.name in job.partition.split(",") for job in jobs)
         case "node":
             of_job = proposal.node is None and any(paused.name in job.nodes for job in jobs)
@@ -107,12 +108,12 @@ def concerns_proposal(paused: Pause, proposal: Proposal, facts: GateFacts, now: 
             return paused.name == proposal.rule
         case "playbook":
             return paused.name == proposal.playbook
-    # A scope that this version does not know is meant to hold, too.
+    # A scope that this version does not know also holds.
     return True
 
 
 def stale(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Actions fail closed: an old picture of Slurm holds every request, a person's too."""
+    """Guard `stale`: actions fail closed. An old Slurm snapshot holds every request, including a person's."""
     limit_s = settings_of(rules, facts.cluster).stale_s
     if facts.snapshot is None:
         return hold(Guard.stale, say("decisions.no_picture"), limit=limit_s)
@@ -128,13 +129,14 @@ def stale(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
 
 
 def ownership(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Law 5: a person's drain is theirs, only ours is lifted, and a person's resume of ours is a veto."""
+    """Guard `ownership`, law 5: a person's drain is theirs, healer lifts only its own, and a person's resume
+    of healer's drain is a veto."""
     node = node_of(proposal, facts)
     if node is None:
         return unknown_node(Guard.ownership, proposal, facts)
     if proposal.verb in RETURNING_VERBS:
         return _may_return(node, facts)
-    if foreign := _foreign(node, proposal, facts):
+    if foreign := _why_not_ours(node, proposal, facts):
         return refuse(Guard.ownership, foreign)
     if proposal.by is None:
         vetoes = [veto for veto in facts.vetoes if veto.node == node.name and veto.until > now]
@@ -145,7 +147,7 @@ def ownership(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
     return allow(Guard.ownership, say("decisions.not_held", node=node.name))
 
 
-def _foreign(node: SlurmNode, proposal: Proposal, facts: GateFacts) -> Said | None:
+def _why_not_ours(node: SlurmNode, proposal: Proposal, facts: GateFacts) -> Said | None:
     """Why healer may not replace the node's reason in Slurm; None if it may."""
     if not node.held or is_ours(node.reason):
         return None
@@ -154,8 +156,9 @@ def _foreign(node: SlurmNode, proposal: Proposal, facts: GateFacts) -> Said | No
         who = node.reason_user or say("decisions.somebody")
         reason = node.reason or say("decisions.without_reason")
         return say("decisions.taken_by_person", node=node.name, who=who, reason=reason)
-    # Slurm's own DOWN ends by itself when the node registers: our drain on top of it takes no capacity. Its
-    # own DRAIN stays, unless a hook of ours caused it, or a person or a playbook that adopts drains asks.
+    # Slurm's own DOWN ends by itself when the node registers, so healer's drain on top of it takes no
+    # capacity. Slurm's own DRAIN stays, unless a permitted hook caused it, or a person or an adopting
+    # playbook asks.
     ours = proposal.adopts or permit_for(node, facts.permits) is not None
     if node.drain and proposal.by is None and not ours:
         return say("decisions.drained_by_slurm", node=node.name, reason=node.reason)
@@ -169,7 +172,8 @@ def _may_return(node: SlurmNode, facts: GateFacts) -> Answer:
         return allow(Guard.ownership, say("decisions.out_for_tests", node=node.name, name=kept.name))
     slot = facts.held.get(node.name)
     if not node.held and slot is not None:
-        # Slurm's picture may be older than our drain; the step itself reads the node again before it acts.
+        # The Slurm snapshot may be older than healer's drain; the step itself reads the node again before it
+        # acts.
         return allow(Guard.ownership, say("decisions.held_by_us", node=node.name, run=slot.run))
     if not node.held:
         return refuse(Guard.ownership, say("decisions.not_drained", node=node.name))
@@ -181,7 +185,8 @@ def _may_return(node: SlurmNode, facts: GateFacts) -> Answer:
 
 
 def protected(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """The site's lists of what healer never touches, at anyone's request: nodes, and jobs by QOS."""
+    """Guard `protected`: the site's lists of what healer never touches, at anyone's request: nodes, and jobs
+    by QOS."""
     if proposal.verb in JOB_VERBS:
         return _protected_jobs(proposal, parts_of(proposal, facts), facts, rules)
     node = node_of(proposal, facts)
@@ -204,13 +209,14 @@ def _protected_jobs(proposal: Proposal, jobs: Sequence[SlurmJob], facts: GateFac
     for job in jobs:
         lists = (settings_of(rules, facts.cluster), settings_of_job(rules, facts.cluster, job))
         named = (qos.lower() for settings in lists for qos in settings.protected_qos)
-        if job.qos.lower() in named:  # Slurm keeps them in small letters, however a site writes them
+        if job.qos.lower() in named:  # Slurm stores QOS names in lower case, however a site writes them
             return refuse(Guard.protected, say("decisions.qos_protected", job=job.id, qos=job.qos))
     return allow(Guard.protected, say("decisions.not_protected", what=proposal.job or proposal.node))
 
 
 def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Planned work is no fault: healer waits for its end. A person may go on by name."""
+    """Guard `maintenance`: planned work is no fault, and healer waits for its end. A person who names the
+    node may continue."""
     node = node_of(proposal, facts)
     if node is None:
         return unknown_node(Guard.maintenance, proposal, facts)
@@ -228,12 +234,12 @@ def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
     return hold(Guard.maintenance, why, used=1, limit=0, frees_at=window.until)
 
 
-#: What Slurm alone does, or wakes the node for.
+#: What only Slurm does, or what it wakes the node for.
 _WITHOUT_POWER = frozenset({Verb.drain, Verb.down, Verb.reserve})
 
 
 def _needs_power(proposal: Proposal, node: SlurmNode, facts: GateFacts) -> bool:
-    """Power saving has switched off a node that is out of service, and no job of healer's wakes it."""
+    """Power saving has switched off a node that is out of service, and no healer job wakes it."""
     if node.status is not NodeStatus.power_saving or proposal.verb in _WITHOUT_POWER:
         return False
     return proposal.verb is not Verb.diagnose or our_reservation(facts.snapshot, node.name) is None
@@ -244,19 +250,20 @@ def within_span(moments: list[datetime], now: datetime, span: timedelta) -> list
     return sorted(moment for moment in moments if moment > now - span)
 
 
-# --- what was done before ----------------------------------------------------------------------------------
+# --- earlier actions -------------------------------------------------------------------------------------
 
 
 DAY = timedelta(hours=24)
-#: After the last root of a storm. A first wave of remedies often looks healthy before its second (law 10).
+#: After the last root of a storm. A first wave of remedies often looks healthy before the second (law 10).
 COOLDOWN = timedelta(minutes=10)
 _REBOOTS = frozenset({Remedy.reboot_node, Remedy.power_cycle})
 
 
 def breaker(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Open, nothing that healer starts takes capacity away; half-open, one canary may.
+    """Guard `breaker`: while open, nothing that healer starts takes capacity away; while half-open, one
+    canary may.
 
-    A named person passes: a person also examines the storm and resets the breaker.
+    A named person passes, because people also examine the storm and reset the breaker.
     """
     state = facts.breaker
     if state.state is BreakerState.closed:
@@ -266,7 +273,7 @@ def breaker(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
         why = say(f"decisions.breaker_asked_{state.state}", who=proposal.by)
         return allow(Guard.breaker, why, used=roots)
     if proposal.ride and proposal.verb in RESTARTING_VERBS:
-        # The node is out already: a held job would only sit on a dead GPU, and law 3 stops new removals.
+        # The node is already out: a held job would only sit on a dead GPU, and law 3 stops new removals.
         return allow(Guard.breaker, say("decisions.node_out_already"), used=roots)
     if state.state is BreakerState.open:
         why = say("decisions.breaker_open", why=state.why or say("decisions.a_storm"))
@@ -280,7 +287,8 @@ def breaker(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
 
 
 def cooldown(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Nothing new starts within 10 minutes of a storm's last root, even if the canary worked."""
+    """Guard `cooldown`: nothing new starts within 10 minutes of a storm's last root, even if the canary
+    worked."""
     if facts.breaker.state is not BreakerState.closed or not facts.breaker.roots:
         return allow(Guard.cooldown, say("decisions.no_storm"))
     over = max(root.at for root in facts.breaker.roots) + COOLDOWN
@@ -291,12 +299,12 @@ def cooldown(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     return hold(Guard.cooldown, say("decisions.cooldown", until=at(over)), frees_at=over)
 
 
-#: Both reset the GPU: neither is above the other on the ladder.
+#: Both reset the GPU, so neither is above the other on the ladder.
 _RESETS = frozenset({Remedy.reset_gpu_when_idle, Remedy.drain_then_reset})
 
 
 def repairs_of(facts: GateFacts, node: str) -> list[RemedyUse]:
-    """Resets and boots of the node, which end what its kernel said before."""
+    """Resets and boots of the node, which end what its kernel reported before."""
     return [use for use in facts.remedies if use.node == node and use.remedy in _RESETS | _REBOOTS]
 
 
@@ -307,7 +315,8 @@ def tries_of(facts: GateFacts, node: str, remedy: Remedy) -> list[RemedyUse]:
 
 
 def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Law 10: the same remedy is not repeated on a node within `repeat_h`; the next one up the ladder is."""
+    """Guard `repeat`, law 10: a remedy is not repeated on a node within `repeat_h`; healer escalates to the
+    next one on the ladder."""
     if proposal.node is None or proposal.remedy is Remedy.none:
         return allow(Guard.repeat, say("decisions.no_repeat"))
     if proposal.ride and proposal.verb is Verb.drain:
@@ -318,7 +327,7 @@ def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     tried = [
         use.at
         for use in tries_of(facts, proposal.node, proposal.remedy)
-        # A later step of the same run is the same try.
+        # A later step of the same run is the same attempt.
         if not (proposal.ride and use.incident == proposal.incident)
     ]
     last = within_span(tried, now, span)
@@ -336,7 +345,7 @@ def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
 
 
 def reboot_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Reboots and power cycles of one node in 24 h, at anyone's request."""
+    """Guard `reboot_cap`: reboots and power cycles of one node in 24 h, at anyone's request."""
     if proposal.verb not in {Verb.reboot, Verb.power_cycle}:
         return allow(Guard.reboot_cap, say("decisions.reboots_nothing"))
     if proposal.granted:
@@ -359,7 +368,8 @@ def _daily_cap(guard: Guard, name: str | None, used: list[datetime], limit: int)
 
 
 def requeue_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Requeues of one job in 24 h, at anyone's request; that of the present restart count is not counted."""
+    """Guard `requeue_cap`: requeues of one job in 24 h, at anyone's request. A requeue at the present restart
+    count is not counted."""
     limit = settings_of_job(rules, facts.cluster, job_of(proposal, facts)).requeues_per_job
     uses = [
         use.at
@@ -374,8 +384,8 @@ def requeue_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
 
 GuardFunction = Callable[[Proposal, GateFacts, Ruleset, datetime], Answer]
 
-#: In order of precedence: people's orders, freshness of the picture, the node's owner, history, capacity, and
-#: last how far the rule may go by itself. So `mode` and `approval` are named only when nothing else holds.
+#: In order of precedence: people's orders, a fresh snapshot, the node's owner, history, capacity, and last
+#: how far the rule may go by itself. So `mode` and `approval` are named only if nothing else holds.
 GUARDS: tuple[tuple[Guard, GuardFunction], ...] = (
     (Guard.pause, pause),
     (Guard.stale, stale),
@@ -401,21 +411,21 @@ GUARDS: tuple[tuple[Guard, GuardFunction], ...] = (
 )
 
 _ALL = frozenset(Guard)
-#: A node is taken out of service, or what runs on it is stopped.
+#: Takes a node out of service, or stops what runs on it.
 _NODE_OUT = _ALL - {Guard.requeue_cap, Guard.sweep}
-#: Work is taken from a job; the node's slot is judged apart.
+#: Takes work from a job; the node's slot is judged separately.
 _JOB = frozenset(
     {
         Guard.pause, Guard.stale, Guard.protected, Guard.consent, Guard.breaker, Guard.cooldown,
         Guard.requeue_cap, Guard.reserved, Guard.mode, Guard.approval,
     }
 )  # fmt: skip
-#: A node is returned: breaker, caps and mode do not apply (law 3).
+#: Returns a node: breaker, caps and mode do not apply (law 3).
 _BACK = frozenset({Guard.pause, Guard.stale, Guard.ownership})
-#: Asked when the node is taken; a run that only begins has taken nothing yet.
+#: Asked when the node is taken; a run that only begins has not taken anything.
 _ROOM = SLOT_GUARDS | {Guard.floor, Guard.reserved}
 _CONSENT = frozenset({Guard.consent})
-#: Asked once for a return: halfway through, the node no longer shows the drain that it was granted for.
+#: Asked once per return: halfway through, the node no longer shows the drain that the return was granted for.
 _ONCE = frozenset({Guard.ownership})
 #: Work on a node, or on a pending job, that takes no capacity.
 _TOUCH = frozenset(
@@ -424,22 +434,22 @@ _TOUCH = frozenset(
         Guard.mode, Guard.approval,
     }
 )  # fmt: skip
-#: Work on a node that would end or slow its jobs: it must be drained and empty.
+#: Work on a node that would end or slow its jobs: the node must be drained and empty.
 _TOUCH_EMPTY = _TOUCH | {Guard.consent}
-#: healer's own job on an idle node, which gives way to every other. A setting of its own enables it; rules
-#: need no promotion for it.
+#: healer's own job on an idle node, which yields to every other. It has a setting of its own, so rules for it
+#: need no promotion.
 _SWEEP = frozenset(
     {
         Guard.pause, Guard.stale, Guard.ownership, Guard.protected, Guard.maintenance, Guard.breaker,
         Guard.cooldown, Guard.sweep,
     }
 )  # fmt: skip
-#: Nodes of an ended job are tested by halves. Each node is also judged as in a sweep.
+#: The nodes of an ended job are tested by halves. Each node is also judged as in a sweep.
 _BISECT = frozenset({Guard.pause, Guard.stale, Guard.breaker, Guard.cooldown, Guard.mode, Guard.approval})
-#: Something is read on a node.
+#: Only reads something on a node.
 _LOOK = frozenset({Guard.pause, Guard.protected, Guard.mode, Guard.approval})
 _TOUCH_JOB = frozenset({Guard.pause, Guard.stale, Guard.mode, Guard.approval})
-#: Messages to people: no pause and no breaker holds them.
+#: Messages to people: neither a pause nor the breaker holds them.
 _NOTIFY = frozenset({Guard.mode, Guard.approval})
 #: A comment for a job's owner in Slurm: only a pause holds it.
 _NOTIFY_IN_SLURM = frozenset({Guard.pause})
@@ -477,7 +487,7 @@ SLOT_VERBS = frozenset(verb for verb, asked in ASKED.items() if Guard.slots in a
 
 
 class JudgeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`outcome` is act, held or refused; `guard` the one that held or refused it, `why` its sentence."""
+    """`outcome` is act, held or refused; `guard` is the guard that held or refused it, `why` its sentence."""
 
     outcome: Outcome
     answers: tuple[Answer, ...]
@@ -497,14 +507,14 @@ def judge(
     now: datetime,
     only: Collection[Guard] = frozenset(Guard),
 ) -> JudgeResult:
-    """Any refusal refuses, else any hold holds, else act; the first of its kind is named. `only`: no others
-    are asked."""
+    """Any refusal refuses, else any hold holds, else act; the first of its kind is named. `only`: the guards
+    to ask."""
     in_slurm = proposal.verb is Verb.notify and proposal.job is not None
     asked = (
         _NOTIFY_IN_SLURM if in_slurm else ASKED[proposal.verb] - (_ROOM if proposal.begins else frozenset())
     )
     if proposal.begins and proposal.verb in RESTARTING_VERBS:
-        asked -= _CONSENT  # nothing is restarted yet, and a person may still agree for the job
+        asked -= _CONSENT  # nothing is restarted yet, and a person may still consent for the job
     if proposal.granted and proposal.verb in RETURNING_VERBS:
         asked -= _ONCE
     answers = tuple(
@@ -520,10 +530,11 @@ def judge(
 
 
 def _unless_unusable(answer: Answer, proposal: Proposal) -> Answer:
-    """Law 2: a surely unusable node passes the slot caps, and no other guard; the figures stay."""
+    """Law 2: a certainly unusable node is exempt from the slot caps, and from no other guard; the figures
+    stay."""
     if not proposal.passes_caps or answer.guard not in SLOT_GUARDS or answer.kind is AnswerKind.allow:
         return answer
-    # Without a picture there is no figure to compare: it stays held, as in `stale`.
+    # Without a snapshot there is no figure to compare: the proposal stays held, as in `stale`.
     if answer.limit is None:
         return answer
     return msgspec.structs.replace(
@@ -560,7 +571,8 @@ def after_grant(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -
 
 
 def takes_canary(facts: GateFacts, proposal: Proposal) -> bool:
-    """This run becomes the half-open breaker's canary if granted; `after_grant` has the breaker to store."""
+    """This run becomes the half-open breaker's canary if granted; `after_grant` returns the breaker to
+    store."""
     return (
         facts.breaker.state is BreakerState.half_open
         and facts.breaker.canary is None

@@ -39,7 +39,7 @@ def settings_of(rules: Ruleset, cluster: str) -> GuardSettings:
 
 
 def node_of(proposal: Proposal, facts: GateFacts) -> SlurmNode | None:
-    """The proposal's node as Slurm's picture shows it; None without a picture, and for an unknown node."""
+    """The proposal's node in the Slurm snapshot; None without a snapshot, and for an unknown node."""
     if facts.snapshot is None or proposal.node is None:
         return None
     return facts.snapshot.nodes.get(proposal.node)
@@ -52,8 +52,8 @@ def job_of(proposal: Proposal, facts: GateFacts) -> SlurmJob | None:
 
 
 def parts_of(proposal: Proposal, facts: GateFacts) -> list[SlurmJob]:
-    """The proposal's job; with it the components of a heterogeneous one, which Slurm restarts as a whole.
-    Each has a partition, a QOS and nodes of its own."""
+    """The proposal's job, including the components of a heterogeneous one, which Slurm restarts as a whole.
+    Each component has a partition, a QOS and nodes of its own."""
     job = job_of(proposal, facts)
     if job is None or facts.snapshot is None or not job.het_job:
         return [job] if job is not None else []
@@ -61,7 +61,7 @@ def parts_of(proposal: Proposal, facts: GateFacts) -> list[SlurmJob]:
 
 
 def settings_of_node(rules: Ruleset, cluster: str, node: SlurmNode | None) -> list[GuardSettings]:
-    """The settings of each partition of the node, of which the strictest binds. Never empty."""
+    """The settings of each partition of the node; the strictest applies. Never empty."""
     partitions = node.partitions if node else ()
     return [rules.guards_in(cluster, name) for name in partitions] or [settings_of(rules, cluster)]
 
@@ -87,10 +87,11 @@ def _place_in(topology: Topology, node: SlurmNode) -> Place:
 
 
 def matches(pattern: str, node: SlurmNode) -> bool:
-    """One pattern of `protected` or `maintenance`: a name, a glob, a hostlist, or `feature:<glob>`.
+    """Whether the node matches one pattern of `protected` or `maintenance`: a name, a glob, a hostlist, or
+    `feature:<glob>`.
 
-    `gpu[0001-0016,0020]` is a hostlist (digits only between the brackets, equal width); every other bracket
-    is the glob's.
+    `gpu[0001-0016,0020]` is a hostlist (digits only between the brackets, equal width); any other bracket
+    belongs to a glob.
     """
     if pattern.startswith(_FEATURE):
         return any(fnmatchcase(feature, pattern[len(_FEATURE) :]) for feature in node.features)
@@ -152,9 +153,9 @@ def ended_windows(
 def planned_window(
     rules: Ruleset, cluster: str, node: SlurmNode, now: datetime, snapshot: SlurmSnapshot | None
 ) -> Maintenance | None:
-    """Planned work by the site's list (of the cluster or of the node's partitions) or by Slurm's own flag.
+    """Planned work by the site's list (for the cluster or for the node's partitions) or by Slurm's own flag.
 
-    Neither our own reservation for tests counts, nor power saving of a node that is out of service.
+    Neither healer's reservation for tests counts, nor power saving of a node that is out of service.
     """
     for settings in (settings_of(rules, cluster), *settings_of_node(rules, cluster, node)):
         if window := window_of(settings.maintenance, node, now):
@@ -165,15 +166,15 @@ def planned_window(
 
 
 def rides(proposal: Proposal, facts: GateFacts) -> bool:
-    """The node has its slot already, so this step takes no further capacity."""
+    """The node already has its slot, so this step takes no further capacity."""
     return proposal.ride or proposal.node in facts.held
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """Names of the nodes that caps and the floor count."""
+    """Names of the nodes that the caps and the floor count."""
 
     names: frozenset[str]
-    #: Of these, as Slurm shows them: `out` take no new jobs, `planned` are in planned work.
+    #: Of these, by Slurm: `out` take no new jobs, `planned` are in planned work.
     out: frozenset[str]
     planned: frozenset[str]
     #: partition -> its nodes
@@ -195,7 +196,7 @@ def nodes_at(snapshot: SlurmSnapshot, rules: Ruleset, kind: str) -> Mapping[str,
 @lru_cache(maxsize=4)
 def _fleet(nodes: ByIdentity[Mapping[str, SlurmNode]]) -> Fleet:
     fleet = counted_gpu_nodes(nodes)
-    # Ten thousand nodes are in a few states: each is judged once.
+    # Ten thousand nodes have only a few states: each state is judged once.
     by_state = {node.state: node for node in fleet}
     out = {state for state, node in by_state.items() if not node.in_service}
     planned = {state for state, node in by_state.items() if node.planned}
@@ -243,7 +244,7 @@ refuse = partial(_answer, AnswerKind.refuse)
 
 
 def unknown_node(guard: Guard, proposal: Proposal, facts: GateFacts) -> Answer:
-    """The hold of a guard that needs the node and has none."""
+    """The hold of a guard that needs the node and does not have it."""
     if facts.snapshot is None:
         return hold(guard, say("decisions.no_picture"))
     if proposal.node is None:
@@ -257,7 +258,7 @@ def unknown_node(guard: Guard, proposal: Proposal, facts: GateFacts) -> Answer:
 def context_of(
     rules: Ruleset, snapshot: SlurmSnapshot, node: SlurmNode, inventory: Inventory | None, now: datetime
 ) -> tuple[NodeContext, ...]:
-    """What goes on at the node now. `inventory`: the node's own report. Empty where Slurm's picture is too
+    """The activity at the node now. `inventory`: the node's own report. Empty if the Slurm snapshot is too
     old."""
     if now - snapshot.taken_at > PICTURE_LASTS:
         return ()
@@ -277,7 +278,7 @@ def context_of(
 def _shown(
     activity: Activity, table: ContextTable, snapshot: SlurmSnapshot, node: SlurmNode, now: datetime
 ) -> NodeContext | None:
-    if activity.since is None:  # else it lasts as long as `rules/context.yaml` says
+    if activity.since is None:  # otherwise it lasts as long as `rules/context.yaml` says
         until = activity.until
         if activity.kind is ContextKind.maintenance and until is None:
             until = _reserved_until(snapshot, node, now)
@@ -292,8 +293,7 @@ def _shown(
 
 
 def _reserved_until(snapshot: SlurmSnapshot, node: SlurmNode, now: datetime) -> datetime | None:
-    """When the last of Slurm's maintenance reservations that are on the node now ends; None if one has no
-    end."""
+    """When the last of Slurm's maintenance reservations on the node now ends; None if one has no end."""
     held = [
         reservation.until
         for reservation in snapshot.reservations.values()

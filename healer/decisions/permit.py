@@ -1,11 +1,11 @@
 """The gate's permit for a hook to fail.
 
-A failing prolog or epilog makes Slurm drain its node. It is permitted only where healer is draining the node
+A failing prolog or epilog makes Slurm drain its node. It is permitted only if healer is draining the node
 anyway: the node's slot is granted to a run of an incident that isolates it, and every guard still allows the
 drain. The permit takes no further capacity, and Slurm's drain of the node then counts as healer's.
 
-Never once the drain was read back: only healer's own tests start there then, and a hook that failed would
-drain the node under them.
+There is no permit after the drain was read back: from then on only healer's own tests start there, and a
+failing hook would drain the node during them.
 """
 
 from datetime import datetime, timedelta
@@ -30,14 +30,14 @@ from healer.model import (
 from healer.model.gate import DRAINING_HOOKS
 from healer.text import Said, say
 
-#: A drain that comes later than this was not caused by the hook: it has died, or did not fail.
+#: A drain later than this was not caused by the hook: the hook died, or did not fail.
 PERMIT_LASTS = timedelta(seconds=60)
 
 
 def permit_of(
     ask: HookRequest, incident: Incident, run: Run, facts: GateFacts, rules: Ruleset, now: datetime
 ) -> Permit | Said:
-    """The permit for the run that holds the node's slot; else why there is none. Under the gate's lock."""
+    """The permit for the run that holds the node's slot; else why there is none. Requires the gate's lock."""
     if ask.hook not in DRAINING_HOOKS:
         return say("decisions.never_asked_to_fail", hook=ask.hook)
     if not incident.is_open or incident.nodes.get(ask.node) is not Verdict.isolate:
@@ -57,7 +57,8 @@ def permit_of(
 
 
 def permit_of_local_check(ask: HookRequest, check: str, at: datetime) -> Permit:
-    """For a hook that had no answer at `at` and failed by the site's own list of certain faults."""
+    """The permit for a hook that got no answer at `at` and failed by the site's own list of certain
+    faults."""
     return _permit(ask, at, check=check)
 
 

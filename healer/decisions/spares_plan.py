@@ -1,8 +1,9 @@
 """How many spare nodes a job should hold: effective training time and idle GPUs, by the number of spares.
 
 A renewal process. Nodes fail independently at a constant rate. A fault of a working node stops the job: while
-a spare is left, the job goes on without the bad node after a swap; without one it is requeued, and the new
-allocation has all its spares again. A fault of a spare stops nothing and uses it up. Bad nodes leave the job.
+spares are left, the job continues without the bad node after a swap; otherwise it is requeued, and the new
+allocation has all its spares again. A fault of a spare stops nothing, but uses it up. Bad nodes leave the
+job.
 """
 
 import math
@@ -13,14 +14,14 @@ import msgspec
 
 _AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
 _Above0 = Annotated[float, msgspec.Meta(gt=0)]
-#: Plans that are shown past the best, and at most.
+#: Plans shown beyond the best one, and the most plans.
 _PAST_BEST, _MOST = 3, 100
 
 
 class SparesAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`nodes` that work; `mtbf_h`: mean time between faults of one node that stop a job. `checkpoint_s`: work
-    between two checkpoints, each of which stops it for `stall_s`; `swap_s` and `requeue_s`: from a fault to
-    the next step, with a spare and with a requeue (detection, queue, start-up)."""
+    """`nodes`: working nodes. `mtbf_h`: mean time between faults of one node that stop a job. `checkpoint_s`:
+    work between two checkpoints, each of which stops it for `stall_s`. `swap_s` and `requeue_s`: time from a
+    fault to the next step, with a spare and with a requeue (detection, queue, start-up)."""
 
     nodes: Annotated[int, msgspec.Meta(ge=1)]
     mtbf_h: _Above0
@@ -32,8 +33,8 @@ class SparesAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SparesPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`effective`: productive time over wall time; `per_gpu`: productive GPU-time over the GPU-time that is
-    held or waits, spares included. Means in the long run."""
+    """`effective`: productive time over wall time. `per_gpu`: productive GPU-time over the GPU-time that is
+    held or waits, including spares. Long-run means."""
 
     spares: int
     effective: float
@@ -44,8 +45,8 @@ class SparesPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_spares(asked: SparesAsked, spares: int) -> SparesPlan:
-    """Over one cycle, from one requeue to the next. Time passes faults by as well: in a stop of `d` seconds
-    the next fault comes with probability 1 - exp(-rate × d), and begins the stop again."""
+    """The plan, computed over one cycle from one requeue to the next. Faults also come during stops: within a
+    stop of `d` seconds the next fault comes with probability 1 - exp(-rate × d), and restarts the stop."""
     rate = 1 / (asked.mtbf_h * 3600)
     up_s, idle_s, swaps = 0.0, 0.0, 0.0
     for left in range(spares, -1, -1):
@@ -70,19 +71,19 @@ def plan_spares(asked: SparesAsked, spares: int) -> SparesPlan:
 
 
 def _stop_s(seconds: float, rate: float) -> float:
-    """The mean length of a stop that each further fault begins again."""
+    """The mean length of a stop that each further fault restarts."""
     return _grown(rate * seconds) / rate
 
 
 def _kept_share(asked: SparesAsked, rate: float) -> float:
-    """Of the time between two stops: work that a checkpoint holds. The number of whole checkpoints before a
-    fault is geometric."""
+    """The share of the time between two stops that is work saved by a checkpoint. The number of whole
+    checkpoints before a fault is geometrically distributed."""
     cycle_s = asked.checkpoint_s + asked.stall_s
     return asked.checkpoint_s * rate / _grown(rate * cycle_s)
 
 
 def _grown(exponent: float) -> float:
-    """exp(x) - 1; infinite where faults come faster than anything ends."""
+    """exp(x) - 1; infinite if faults come faster than anything ends."""
     try:
         return math.expm1(exponent)
     except OverflowError:
@@ -90,7 +91,7 @@ def _grown(exponent: float) -> float:
 
 
 def plans_up_to_best(asked: SparesAsked) -> list[SparesPlan]:
-    """From none up to a few more spares than are best."""
+    """The plans from no spares to a few more than the best number."""
     plans: list[SparesPlan] = []
     for spares in range(_MOST + 1):
         plans.append(plan_spares(asked, spares))
@@ -100,5 +101,5 @@ def plans_up_to_best(asked: SparesAsked) -> list[SparesPlan]:
 
 
 def best_of(plans: Sequence[SparesPlan]) -> SparesPlan:
-    """The most productive time for each GPU that is held; of equals the fewest spares."""
+    """The plan with the most productive time per held GPU; on a tie, the one with the fewest spares."""
     return max(plans, key=lambda plan: (round(plan.per_gpu, 6), -plan.spares))

@@ -1,6 +1,6 @@
-"""The hot spare that replaces a lost node, and guard `sweep` with the order in which nodes are swept.
+"""Guard `sweep`, the order in which nodes are swept, and the hot spare that replaces a lost node.
 
-A sweep is healer's own job on an idle node. It takes no capacity as the other caps count it: it gives way to
+A sweep is healer's own job on an idle node. It takes no capacity in the sense of the other caps: it yields to
 every other job, and ends when this guard no longer allows it. So the guard is asked before the job is
 submitted, and again while it is queued or runs.
 
@@ -37,21 +37,21 @@ from healer.model import (
 from healer.model.run import run_id
 from healer.text import Said, at, say
 
-#: What healer starts by itself; a person may start any playbook that sweeps.
+#: The playbook that healer starts by itself; a person may start any playbook that sweeps.
 PLAYBOOK = "sweep"
 #: Prefix of the names of sweep jobs: `healer-sweep-<short id>`.
 SWEEP_JOBS = "healer-sweep-"
-#: Slurm's reasons of pending jobs that a free node would help.
+#: Slurm's reasons for pending jobs that a free node would help.
 _WANTS_NODES = frozenset({"Resources", "Priority"})
-#: A node whose sweep ended without a verdict is not tried again before.
+#: A node whose sweep ended without a verdict is not tried again before this time.
 TRIED_AGAIN = timedelta(hours=1)
-#: Intervals that are looked back; a node tested earlier counts as never tested.
+#: How many intervals to look back; a node tested earlier counts as never tested.
 TURNS = 2
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def tests_since(rules: Ruleset, cluster: str, now: datetime) -> datetime:
-    """Start of the time in which tests are looked up."""
+    """Start of the period in which tests are looked up."""
     return now - TURNS * settings_of(rules, cluster).sweep.every
 
 
@@ -61,8 +61,8 @@ def sweep_limit(settings: GuardSettings, nodes: int) -> int:
 
 
 def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Nodes that are idle, healthy, needed by no job and due, a few at once. `proposal.granted`: its job
-    is submitted, and this asks whether it may stay."""
+    """Guard `sweep`: nodes that are idle, healthy, needed by no job and due, a few at once.
+    `proposal.granted`: its job is submitted, and the guard says whether it may stay."""
     node, snapshot, sweeps = node_of(proposal, facts), facts.snapshot, facts.sweeps
     if snapshot is None or node is None:
         return unknown_node(Guard.sweep, proposal, facts)
@@ -87,7 +87,7 @@ def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     figures: dict[str, Any] = {"limit": limit, "used": others}
     if proposal.granted:
         return allow(Guard.sweep, say("decisions.nobody_wants", node=node.name, **figures), **figures)
-    if others >= limit and not proposal.suspect:  # these very nodes are asked for
+    if others >= limit and not proposal.suspect:  # these particular nodes are requested
         return hold(Guard.sweep, say("decisions.in_sweep", **figures), **figures)
     # Its turn was checked when the run began; since then the node counts as tried.
     begun = sweeps.running.get(node.name, "") == proposal.run
@@ -147,7 +147,7 @@ def wanted_by(node: SlurmNode, snapshot: SlurmSnapshot) -> SlurmJob | None:
 
 
 def _lets_in(job: SlurmJob, node: SlurmNode, snapshot: SlurmSnapshot) -> bool:
-    """A job with a reservation runs only on the nodes of that reservation."""
+    """Whether the job's reservation covers the node: a job with a reservation runs only on its nodes."""
     reservation = snapshot.reservations.get(job.reservation) if job.reservation else None
     return reservation is None or node.name in reservation.nodes
 
@@ -163,7 +163,8 @@ def _turn(node: str, sweeps: Sweeps, settings: GuardSettings) -> datetime | None
 
 
 def may_begin_by_itself(rules: Ruleset) -> bool:
-    """The playbook only sweeps: those that take capacity start for an incident or at a person's request."""
+    """The playbook only sweeps: playbooks that take capacity start for an incident or at a person's
+    request."""
     playbook = rules.playbooks.get(PLAYBOOK)
     if playbook is None or playbook.target != "node":
         return False
@@ -171,8 +172,8 @@ def may_begin_by_itself(rules: Ruleset) -> bool:
 
 
 def sweep_runs(facts: GateFacts, rules: Ruleset, now: datetime) -> Iterator[Run]:
-    """Runs that may be proposed now, one for each idle node that is due, the longest untested first. The
-    caller asks the gate about each, and stops when it has started enough."""
+    """Runs that may be proposed now, one for each idle node that is due, longest untested first. The caller
+    asks the gate about each, and stops when it has started enough."""
     if facts.snapshot is None or facts.sweeps is None:
         return
     sweeps, settings = facts.sweeps, settings_of(rules, facts.cluster)
@@ -215,7 +216,7 @@ def with_sweep(facts: GateFacts, run: Run) -> GateFacts:
     return msgspec.structs.replace(facts, sweeps=msgspec.structs.replace(sweeps, running=running))
 
 
-#: Distance of nodes whose switches are unknown: further than any path through a tree of switches.
+#: Distance between nodes whose switches are unknown: more than any path through a tree of switches.
 _FAR = 99
 
 
@@ -232,7 +233,7 @@ def _is_free(node: SlurmNode, settings: GuardSettings) -> bool:
     return not any(matches(pattern, node) for pattern in settings.protected)
 
 
-#: A spare that is on no probation: chosen before all that are.
+#: Key of a spare without probation: it is chosen before all that have one.
 _PROVEN = datetime.min.replace(tzinfo=UTC)
 
 
@@ -245,8 +246,8 @@ def nearest_spare(
     """The nearest spare with the lost node's GPUs and partition: same leaf switch first, then fewest hops.
     None if none fits.
 
-    `probation`: node -> until when. One that came back lately fails again more often than any other, and
-    under a large job that stops all of its nodes: such a spare is taken last, the longest back first.
+    `probation`: node -> until when. A node that came back recently fails again more often than any other,
+    which under a large job stops all of its nodes: such a spare is taken last, longest back first.
     """
     until = probation or {}
     fitting = [spare for spare in spares if spare.name != lost.name and _fits(spare, lost, job)]
@@ -261,7 +262,7 @@ def _fits(spare: SlurmNode, lost: SlurmNode, job: SlurmJob | None) -> bool:
         return False
     if job is None or not job.partition:
         return set(lost.partitions) <= set(spare.partitions)
-    # One that was put back waits in all partitions that it asked for: `a,b` (seen on 22.05).
+    # A requeued job waits in all partitions that it asked for: `a,b` (seen on 22.05).
     return any(partition in spare.partitions for partition in job.partition.split(","))
 
 
@@ -276,7 +277,7 @@ def _path(node: SlurmNode) -> tuple[str, ...]:
 
 
 def spares(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """The spare that replaces a job's lost node, while there is one.
+    """Guard `spares`: the spare that replaces a job's lost node, while there is one.
 
     It never holds a restart: without a spare the job waits in the queue like any other.
     """

@@ -1,6 +1,7 @@
-"""Picture and windows to findings: `DETECTORS`, in order.
+"""From picture and windows to findings: `DETECTORS`, in order.
 
-To add one: a function `findings(walk)` or a `Detector`, its line in the list, its cases.
+To add a detector, write a function `findings(walk)` or a `Detector`, add its line to the list, and add its
+cases.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,7 +39,7 @@ from healer.model.faults import Trait, fault_is
 
 
 class Sources(NamedTuple):
-    """What detectors over windows are made from. None: there is no store for it here, as in simulations."""
+    """The data sources of detectors over windows. None: there is no such store, as in simulations."""
 
     rules: Ruleset
     forest: Forest | None = None
@@ -47,13 +48,13 @@ class Sources(NamedTuple):
 
 
 class OverPicture(NamedTuple):
-    """Looks at the picture in each walk."""
+    """A detector that examines the picture in each walk."""
 
     findings: Callable[[PictureLook], Iterable[Finding]]
 
 
 class OverWindows(NamedTuple):
-    """Looks at measured windows in each tick; None: not here."""
+    """A detector that examines measured windows in each tick; None: not available here."""
 
     make: Callable[[Sources], Detector | None]
 
@@ -83,8 +84,8 @@ DETECTORS: tuple[OverPicture | OverWindows, ...] = (
 
 
 def detect(walk: PictureLook) -> list[Finding]:
-    """All findings of the picture at this moment. A fault that no rule takes gives none; an alert is returned
-    all the same, as evidence."""
+    """All findings of the picture at this moment. A fault without a matching rule gives none; an alert is
+    always returned, as evidence."""
     note_reports(walk)
     found = []
     for detector in DETECTORS:

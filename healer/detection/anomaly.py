@@ -1,9 +1,9 @@
-"""How unusual each sample of one or many series is, against a healthy past: for any machine's metrics.
+"""How unusual each sample of one or many series is, compared with a healthy past: for metrics of any machine.
 
-It looks at every feature, at what the others do not explain of it, and at all together, in four ways (level,
-spread, surprise, stillness), asks of each how rare the value is against all that came before, and adds the
-evidence up. Method, sources, figures and limits: `docs/detection.md`. Arrays are feature-major inside,
-(columns, samples).
+Scores every feature, the part of it that the other features do not explain, and all features together, in
+four ways (level, spread, surprise, stillness). For each it computes how rare the value is against everything
+before, and adds up the evidence. Method, sources, figures and limits: `docs/detection.md`. Arrays are
+feature-major inside, (columns, samples).
 """
 
 from collections.abc import Iterator
@@ -12,64 +12,66 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-#: A sample is an alarm from this score on: about once a week by chance for a feature sampled every minute
-#: (`docs/detection.md` has the figures by kind of series).
+#: A sample with this score or more is an alarm: about one false alarm a week for a feature sampled every
+#: minute (`docs/detection.md` has the figures by kind of series).
 THRESHOLD = 4.0
-#: An alarm lasts until the score falls below this: unusual still, but no evidence that would begin one.
+#: An alarm lasts until the score falls below this: still unusual, but not enough to begin an alarm.
 ENDS_BELOW = 1.0
 
-#: Samples in the windows of level and spread. Each needs eight times as many to learn from; where even the
-#: shortest has not, the level is the sample itself.
+#: Samples in the windows of level and spread. Each window needs eight times as many to learn from; if even
+#: the shortest has too few, the level is the sample itself.
 WINDOWS = (8, 64)
 LEARN = 8
 #: Earlier samples from which the next one is predicted.
 LAGS = 16
-#: Evidence counts from so many decades of rarity on (one sample in 56 reaches that), or from the recent level
-#: where that is more, and up to so many more: a feature among others has to be unusual in two ways.
+#: Evidence counts above this many decades of rarity (one sample in 56 reaches that), or above the recent
+#: level if that is higher, and up to this many more. So a feature among others must be unusual in two ways.
 COUNTS_FROM, COUNTS_MOST = 1.75, 5.0
-#: The more columns, the more often one of them is rare by chance: so many decades for each decade of columns.
-#: More than one, as the ways to look at a column overlap and their sum exaggerates.
+#: The more columns, the more often one of them is rare by chance: this many decades per decade of columns.
+#: More than one, because the ways to score a column overlap and their sum exaggerates.
 OF_MANY = 2.0
-#: Columns that are looked at together: as many as stay in the processor's cache.
+#: Columns that are processed together: as many as fit into the processor's cache.
 AT_ONCE = 4
 #: Share of a feature's spread in training below which no difference matters; a decade of rarity is at least
-#: that.
+#: this.
 FINEST = 0.05
-#: A constant feature has this share of its level for its spread.
+#: A constant feature's spread is taken to be this share of its level.
 CONSTANT = 1e-3
-#: Spreads that rounding may move a value. A machine at rest moves little, a frozen sensor not at all.
+#: How many spreads rounding may move a value. A machine at rest moves little, a frozen sensor not at all.
 ROUNDING = 1e-9
-#: A window speaks where so much of it was measured.
+#: A window is valid if this share of it was measured.
 MEASURED = 0.5
-#: Quantiles of training that bound the usual range. A column is away where a value and so much of the last
-#: window are outside, and has returned once a window and so many samples have passed.
+#: Quantiles of training that bound the usual range. A column leaves it when a value and this share of the
+#: last window are outside, and has returned once a window and this many samples have passed.
 USUAL_RANGE, AWAY, RETURNS = (0.01, 0.99), 0.5, 4
-#: Fewest and most samples between a rare step and the step that undoes it.
+#: Minimum and maximum number of samples between a rare step and the step that undoes it.
 UNDOES = (6, 600)
-#: No measurement.
+#: A larger magnitude is no measurement.
 BEYOND = 1e150
-#: What is further away counts as this far, in spreads.
+#: Larger distances are cut to this, in spreads.
 FARTHEST = 1e5
-#: Values that the quantiles of a long past are taken from, evenly spread over it.
+#: How many values, evenly spread over a long past, its quantiles are computed from.
 SAMPLED = 2048
-#: The past is ranked again after so many samples, or when it has grown by this share: the cost of a long
-#: series grows by its logarithm.
+#: The past is ranked again after this many samples, or when it has grown by this share, so that the cost of a
+#: long series grows with its logarithm.
 FRESH, GROWN = 64, 1 / 16
-#: With fewer independent values their tail is unknown.
+#: With fewer independent values the shape of their tail is unknown.
 LEAST = 10
-#: The past is cut into so many stretches; the one that reaches highest may hold a fault, and its values are
-#: not taken for usual. Shorter stretches than that show nothing.
+#: The past is cut into this many stretches. The one with the highest value may contain a fault, so its values
+#: do not count as usual. Shorter stretches show nothing.
 STRETCHES, SHORTEST = 16, 8
-#: A feature is predicted from so many others (those that move most as it does), now and on average over so
-#: many samples; what is left is looked at where its spread is less than this share of the feature's.
+#: A feature is predicted from this many others (those most correlated with it), at the same moment and
+#: averaged over this many samples. The residual is scored if its spread is less than this share of the
+#: feature's.
 PEERS, SMOOTHED, EXPLAINED = 8, (4, 16), 0.7
-#: So many samples well before a value show whether it was rare then, too; each for so many decades at most.
+#: This many samples well before a value show whether it was also rare then; each counts for at most this many
+#: decades.
 LATELY, LATELY_MOST = 256, 6.0
-#: `unusual` needs a past of so many samples.
+#: `unusual` needs at least this many past samples.
 SHORTEST_PAST = 64
-#: A sample is seconded by one of the three before it, or counts for so many decades less.
+#: A sample must be confirmed by one of the three before it, or loses this many decades.
 SECONDED, ALONE = 4, 1.5
-_MIDDLE = 0.3  # decades of the median
+_MIDDLE = 0.3  # the median, in decades
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -78,9 +80,9 @@ Bools = NDArray[np.bool_]
 def score(train: ArrayLike, test: ArrayLike) -> Floats:
     """(samples of test,) at least 0, higher is more unusual; `THRESHOLD` and above is an alarm.
 
-    `train` and `test`: (samples, features) at even distances in time, `test` right after `train`, which is
-    taken for healthy. The score of a sample depends on nothing that came after it. NaN is unknown: no
-    evidence, neither a still value nor a step. Raises ValueError for other shapes."""
+    `train` and `test`: (samples, features), equally spaced in time, `test` right after `train`, which is
+    assumed healthy. The score of a sample does not depend on later samples. NaN is unknown: no evidence,
+    neither of a still value nor of a step. Raises ValueError for other shapes."""
     before, new = _table(train, "train"), _table(test, "test")
     if before.shape[1] != new.shape[1]:
         raise ValueError(f"test has {new.shape[1]} features, train has {before.shape[1]}")
@@ -96,16 +98,16 @@ def score(train: ArrayLike, test: ArrayLike) -> Floats:
 
 
 def _seconded(scores: Floats) -> Floats:
-    """The second highest score of the last few samples, or a sample's own less what it costs to be alone: a
-    third of the false alarms were one sample long, and hardly a true one."""
+    """The second highest score of the last few samples, or a sample's own score less the cost of being alone:
+    a third of the false alarms were one sample long, but hardly any true one."""
     before = np.concatenate([np.zeros(SECONDED - 1), scores])
     last = np.sort(np.lib.stride_tricks.sliding_window_view(before, SECONDED), axis=1)
     return np.maximum(last[:, -2], scores - ALONE)
 
 
 def _lasting(scores: Floats) -> Floats:
-    """At least `THRESHOLD` from where it is reached until the score falls below `ENDS_BELOW`: what stays
-    unusual is one alarm, and its end is part of it."""
+    """Keeps the score at `THRESHOLD` at least, from where it is reached until it falls below `ENDS_BELOW`: a
+    lasting anomaly is one alarm, including its end."""
     at = np.arange(len(scores))
     begun = np.maximum.accumulate(np.where(scores >= THRESHOLD, at, -1))
     ended = np.maximum.accumulate(np.where(scores < ENDS_BELOW, at, -1))
@@ -113,7 +115,7 @@ def _lasting(scores: Floats) -> Floats:
 
 
 class Unusual(NamedTuple):
-    """Samples `first` to `last`, both included, score `THRESHOLD` or more; `highest` is the largest score."""
+    """Samples `first` to `last`, both included, score `THRESHOLD` or more; `highest` is the highest score."""
 
     first: int
     last: int
@@ -121,10 +123,10 @@ class Unusual(NamedTuple):
 
 
 def unusual(values: ArrayLike) -> list[Unusual]:
-    """Where the second half of a series is unusual against its first half, by time.
+    """Where, in time, the second half of a series is unusual compared with its first half.
 
-    `values`: (samples, features) at even distances in time. Alarms at most a window apart are one. Empty
-    where the first half has fewer than `SHORTEST_PAST` samples.
+    `values`: (samples, features), equally spaced in time. Alarms at most a window apart are merged. Empty if
+    the first half has fewer than `SHORTEST_PAST` samples.
     """
     table = _table(values, "values")
     half = len(table) // 2
@@ -142,26 +144,27 @@ def unusual(values: ArrayLike) -> list[Unusual]:
 
 
 def _evidence(columns: Floats, measured: Bools, n: int) -> Floats:
-    """(columns, samples of test) decades by which all ways to look at a column are rarer than usual."""
+    """(columns, samples of test) decades by which a column is rarer than usual, summed over all ways to score
+    it."""
     found = np.zeros((len(columns), columns.shape[1] - n))
-    # The first step after a gap is left out: it took longer than the others.
+    # The first step after a gap is left out, because it spans more time than the others.
     counts = measured & np.concatenate([measured[:, :1], measured[:, :-1]], axis=1)
     surprise = _surprise(columns, counts, n)
     since_away = np.minimum(_since_away(columns, n), _since_undone(columns, surprise, n))[:, n:]
-    for way in _ways(columns, measured, surprise, n):
+    for way in _scorings(columns, measured, surprise, n):
         for side in (way.values, -way.values) if way.both else (way.values,):
             decades = _rarity(side, n, way.width)
             usual = np.maximum(_lately(decades, way.width), COUNTS_FROM)
             evidence = np.clip(decades - usual, 0, COUNTS_MOST)
             if way.steps and side is way.values:
-                # The step back ends an event, and is none.
+                # The step back ends an event and does not begin another.
                 evidence *= (since_away == 0) | (since_away > max(way.width, WINDOWS[0]) + RETURNS)
             found += evidence
     return found
 
 
 def _since_away(x: Floats, n: int) -> NDArray[np.int64]:
-    """(columns, samples) samples since the column was last away from its usual range."""
+    """(columns, samples) samples since the column last left its usual range."""
     low, high = np.quantile(x[:, :n], USUAL_RANGE, axis=1)
     outside = (x < low[:, None]) | (x > high[:, None])
     is_away = outside & (_mean(outside.astype(np.float64), WINDOWS[0]) >= AWAY)
@@ -170,8 +173,8 @@ def _since_away(x: Floats, n: int) -> NDArray[np.int64]:
 
 
 def _since_undone(x: Floats, surprise: Floats, n: int) -> NDArray[np.int64]:
-    """(columns, samples) samples since a step undid an earlier one: both are rare and alike in size, and the
-    column is back where it was."""
+    """(columns, samples) samples since a step undid an earlier one: both are rare and of similar size, and
+    the column is back at its earlier level."""
     rare = surprise > _usually_highest(surprise[:, :n])[0][:, None]
     steps = np.diff(x, axis=1, prepend=x[:, :1])
     undone = np.full(x.shape, -x.shape[1])
@@ -191,35 +194,36 @@ def _table(values: ArrayLike, name: str) -> Floats:
         found = found[:, None]
     if found.ndim != 2 or not found.shape[1]:
         raise ValueError(f"{name} has shape {found.shape}; (samples, features) is needed")
-    # Unknown values, and those that no sensor measures: a square of them would overflow.
+    # Unknown values, and values that no sensor can measure, whose square would overflow.
     found[~(np.abs(found) < BEYOND)] = np.nan
     return found
 
 
-# --- what is looked at
+# --- columns to score
 
 
 def _columns(x: Floats, n: int) -> tuple[Floats, Bools]:
-    """(columns, samples) in spreads of training around its median, unknown values filled: the features that
-    measure, and how far all of them together are from their usual mixture; and which values were measured."""
+    """(columns, samples) in spreads of training around its median, unknown values filled: the measured
+    features, and how far all of them together are from their usual mixture; and which values were
+    measured."""
     measured = ~np.isnan(x)
     x = _filled(x, n)
     flags = _flags(x[:, :n])
     if flags.all():
         flags[:] = False
-    # A flag marks what was commanded. Only a value that no flag has is news.
+    # A flag marks a command or an event, so only a value that no flag has is unusual.
     marks = np.clip(x[flags], 0, 1)
     strange = np.where(flags, np.abs(x - np.clip(x, 0, 1)).max(axis=1), 0) > 0
     x = np.concatenate([x[~flags], np.abs(x[strange] - np.clip(x[strange], 0, 1))])
-    x = _tamed(x, n)
+    x = _in_spreads(x, n)
     of_all = [*([_together(x, n)] if len(x) > 1 else []), *_unexplained(x, marks, n)]
     all_measured = np.repeat(measured.all(axis=0, keepdims=True), len(of_all), axis=0)
     return np.concatenate([x, *of_all]), np.concatenate([measured[~flags], measured[strange], all_measured])
 
 
-def _tamed(x: Floats, n: int) -> Floats:
-    """In spreads of training around its median, on a scale that is straight within the usual deviation and
-    logarithmic beyond: load and latency are as often ten times as high as one part in ten."""
+def _in_spreads(x: Floats, n: int) -> Floats:
+    """In spreads of training around its median, on a scale that is linear within the usual deviation and
+    logarithmic beyond: load and latency may rise tenfold as easily as by a tenth."""
     middle = np.median(x[:, :n], axis=1, keepdims=True)
     x = x - middle
     level = np.maximum(np.abs(x[:, :n]).max(axis=1, keepdims=True), np.abs(middle))
@@ -236,7 +240,7 @@ def _deviation(x: Floats) -> Floats:
 
 
 def _filled(x: Floats, n: int) -> Floats:
-    """The last measured value in place of an unknown one; before the first, the median of training."""
+    """Replaces an unknown value by the last measured one; before the first, by the median of training."""
     unknown = np.isnan(x)
     if not unknown.any():
         return x
@@ -250,13 +254,13 @@ def _filled(x: Floats, n: int) -> Floats:
 
 
 def _flags(train: Floats) -> NDArray[np.bool_]:
-    """Features that were 0, and 1 less than half of the time: marks of what was commanded or happened."""
+    """0/1 features that were 1 less than half of the time: marks of commands or events."""
     return ((train == 0) | (train == 1)).all(axis=1) & (train.mean(axis=1) < 0.5)
 
 
 def _together(x: Floats, n: int) -> Floats:
     """(1, samples) root mean square of the principal components in units of their spread in training, with a
-    floor for those that hardly move (Mahalanobis' distance, made safe): a broken relation shows here."""
+    floor for those that hardly move (a robust Mahalanobis distance): shows a broken correlation."""
     _, sizes, directions = np.linalg.svd(x[:, :n].T, full_matrices=False)
     spread = sizes / np.sqrt(n) + FINEST
     distance = np.sqrt((((directions @ x) / spread[:, None]) ** 2).mean(axis=0, keepdims=True))
@@ -264,15 +268,15 @@ def _together(x: Floats, n: int) -> Floats:
 
 
 def _unexplained(x: Floats, marks: Floats, n: int) -> list[Floats]:
-    """(1, samples) each: of the features that the others, and marks of what was commanded, explain, what is
-    left, in spreads of training. A fault that stays within a feature's range shows here; a change that all
-    share or that follows a command does not."""
+    """(1, samples) each: the residual of the features that are explained by the others and by marks of
+    commands, in spreads of training. Shows a fault that stays within a feature's range, but not a change that
+    all features share or that follows a command."""
     marks = marks - marks[:, :n].mean(axis=1, keepdims=True)
     spread = marks[:, :n].std(axis=1)
     given = np.concatenate([x, marks[spread > 0] / spread[spread > 0, None]])
     if len(given) < 2 or n <= LEARN:
         return []
-    # Averages, as the effect of a command lasts; the ramp keeps what never moved from having no spread.
+    # Averages, because the effect of a command lasts; the ramp gives a constant feature some spread.
     alike = np.abs(np.corrcoef(_mean(given, SMOOTHED[0])[:, :n] + 1e-9 * np.arange(n)))
     np.fill_diagonal(alike, -1)
     means = [given, *(_mean(given, window) for window in SMOOTHED if n >= 2 * LEARN * window)]
@@ -292,7 +296,7 @@ def _unexplained(x: Floats, marks: Floats, n: int) -> list[Floats]:
 
 
 def _predicted(others: Floats, feature: Floats, n: int) -> Floats:
-    """(samples,) by ridge regression on training, three times, where what lay far off before counts less."""
+    """(samples,) by ridge regression on training, repeated three times with less weight for outliers."""
     weights = np.ones(n)
     predicted = np.zeros_like(feature)
     for _ in range(3):
@@ -306,12 +310,12 @@ def _predicted(others: Floats, feature: Floats, n: int) -> Floats:
     return predicted
 
 
-# --- how it is looked at
+# --- ways to score a column
 
 
-class _Way(NamedTuple):
-    """(columns, samples); `width`: samples that one value speaks of; `both`: low is as unusual as high;
-    `steps`: high where the value has moved."""
+class _Scoring(NamedTuple):
+    """(columns, samples); `width`: samples covered by one value; `both`: low is as unusual as high; `steps`:
+    high where the value has moved."""
 
     values: Floats
     width: int
@@ -319,24 +323,24 @@ class _Way(NamedTuple):
     steps: bool = False
 
 
-def _ways(x: Floats, measured: Bools, surprise: Floats, n: int) -> Iterator[_Way]:
+def _scorings(x: Floats, measured: Bools, surprise: Floats, n: int) -> Iterator[_Scoring]:
     windows = [window for window in WINDOWS if n >= LEARN * window]
     for window in windows or [1]:
         share = _mean(measured.astype(np.float64), window)
         level, square = (_mean(each * measured, window) / np.maximum(share, MEASURED) for each in (x, x * x))
         speaks = share >= MEASURED
-        yield _Way(_held(level, speaks), window, both=True)
+        yield _Scoring(_held(level, speaks), window, both=True)
         if window > 1:
             spread = np.sqrt(np.maximum(square - level * level, 0))
-            yield _Way(_held(np.log(spread + FINEST), speaks), window, both=True, steps=True)
-    yield _Way(surprise, 1, steps=True)
+            yield _Scoring(_held(np.log(spread + FINEST), speaks), window, both=True, steps=True)
+    yield _Scoring(surprise, 1, steps=True)
     for window in windows[:1]:
-        yield _Way(_mean(surprise, window), window, steps=True)
-    yield _Way(np.log1p(_unmoved(x, measured)), windows[0] if windows else 1)
+        yield _Scoring(_mean(surprise, window), window, steps=True)
+    yield _Scoring(np.log1p(_unmoved(x, measured)), windows[0] if windows else 1)
 
 
 def _held(values: Floats, speaks: Bools) -> Floats:
-    """Where a window does not speak, the value of the last one that did."""
+    """The last valid value where a window is not valid."""
     if speaks.all():
         return values
     last = np.maximum.accumulate(np.where(speaks, np.arange(values.shape[1]), 0), axis=1)
@@ -344,7 +348,8 @@ def _held(values: Floats, speaks: Bools) -> Floats:
 
 
 def _mean(x: Floats, window: int) -> Floats:
-    """Of the last `window` samples, a power of two; by doubling, which loses no digits over a long series."""
+    """Mean of the last `window` samples, a power of two; computed by doubling, which loses no precision over
+    a long series."""
     total, wide = x, 1
     while wide < window:
         shifted = np.concatenate([np.repeat(total[:, :1], wide, axis=1), total[:, :-wide]], axis=1)
@@ -353,8 +358,8 @@ def _mean(x: Floats, window: int) -> Floats:
 
 
 def _surprise(x: Floats, counts: Bools, n: int) -> Floats:
-    """How far each step that `counts` is from the one predicted from the steps before (autoregression of
-    differences by ridge regression on training: it follows a level that moves)."""
+    """How far each step marked in `counts` is from the one predicted from the steps before (autoregression of
+    differences by ridge regression on training, so that it follows a moving level)."""
     steps = np.diff(x, axis=1, prepend=x[:, :1]) * counts
     lags = min(LAGS, n // LEARN)
     if not lags:
@@ -372,23 +377,23 @@ def _surprise(x: Floats, counts: Bools, n: int) -> Floats:
 
 
 def _unmoved(x: Floats, measured: Bools) -> Floats:
-    """Samples measured since the value last moved."""
+    """Measured samples since the value last moved."""
     moved = np.abs(np.diff(x, axis=1, prepend=x[:, :1])) > ROUNDING
     at = np.cumsum(measured, axis=1, dtype=np.float64)
     return at - np.maximum.accumulate(np.where(moved, at, 0), axis=1)
 
 
-# --- how rare that is
+# --- rarity
 
 
 def _rarity(values: Floats, n: int, width: int) -> Floats:
     """(columns, samples - n) decades of each value after the first `n`, against those well before it.
 
-    `values` (columns, samples); high is rare. `width`: samples that one value speaks of, so that neighbours
-    are no news of each other. Within what was usual it is -log10 of the share that was as high; beyond, it
-    goes on along the mean slope of the tail (an exponential tail, as in peaks over threshold), where a decade
-    is at least `FINEST`. The past ends two widths (64 samples at least) before a block of samples, so that an
-    event is not its own yardstick.
+    `values` (columns, samples); high is rare. `width`: samples covered by one value, so that overlapping
+    values do not count as independent. Within the usual range it is -log10 of the share of values at least as
+    high. Beyond, it continues along the mean slope of the tail (an exponential tail, as in peaks over
+    threshold), where a decade is at least `FINEST`. The past ends two widths (at least 64 samples) before a
+    block of samples, so that an event is not compared with itself.
     """
     found = np.empty((values.shape[0], values.shape[1] - n))
     begin = n
@@ -404,8 +409,8 @@ def _rarity(values: Floats, n: int, width: int) -> Floats:
 
 
 def _usually_highest(past: Floats) -> tuple[Floats, int]:
-    """(columns,) what the past reached in two of its stretches, and 2; the highest, and 1, where it is too
-    short to be cut."""
+    """(columns,) the level reached in at least two stretches of the past, and 2; the highest value, and 1, if
+    the past is too short to be cut."""
     each = past.shape[1] // STRETCHES
     if each < SHORTEST:
         return past.max(axis=1), 1
@@ -414,8 +419,8 @@ def _usually_highest(past: Floats) -> tuple[Floats, int]:
 
 
 def _lately(decades: Floats, width: int) -> Floats:
-    """(columns, samples) mean of the decades well before each value: a level that climbs all the time is
-    always rare, and no news. Before the first value there were none."""
+    """(columns, samples) mean of the decades well before each value: a level that keeps climbing is always
+    rare, and nothing new. 0 before the first value."""
     total = np.cumsum(np.minimum(decades, LATELY_MOST), axis=1)
     end = _lag(width) + 1
     return (_later(total, end) - _later(total, end + LATELY)) / LATELY
@@ -428,12 +433,13 @@ def _later(values: Floats, samples: int) -> Floats:
 
 
 def _lag(width: int) -> int:
-    """Samples that an event may last before it is its own yardstick."""
+    """Samples that an event may last before it would be compared with itself."""
     return max(2 * width, FRESH)
 
 
 def _decades(x: Floats, ordered: Floats, highest: Floats, independent: float) -> Floats:
-    """Through median, 90 %, 99 % (where so many are independent) and the highest; then straight on."""
+    """By interpolation through the median, 90 %, 99 % (if enough values are independent) and the highest;
+    beyond, in a straight line."""
     most = float(np.log10(independent + 1))
     marks = [(_MIDDLE, 0.5), (1.0, 0.9), *([(2.0, 0.99)] if most > 2.1 else [])]
     at = [ordered[:, round(share * (ordered.shape[1] - 1))] for _, share in marks]

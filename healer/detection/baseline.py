@@ -1,8 +1,9 @@
-"""Nodes that are slow from the start of their job, which its own ranks cannot show: compared with other jobs.
+"""Nodes that are slow from the start of their job, which comparing the job's own ranks cannot show: compared
+with other jobs.
 
-Two of four nodes have no peers that agree. What the same program needed for a unit of work on the same GPU
-model elsewhere is a measure from outside. It is evidence and no more: the program may have changed, so a job
-of which no node works as the others did is not judged.
+With two of four nodes slow, no majority of peers agrees. The time that the same program needed per unit of
+work on the same GPU model elsewhere is an outside reference. It is only evidence, because the program may
+have changed; so a job in which no node works like the others did is not judged.
 """
 
 from collections.abc import Iterator
@@ -21,18 +22,18 @@ from healer.observations.telemetry_windows import Telemetry
 from healer.text import say
 
 SLOWER_ELSEWHERE = "slower-than-elsewhere"
-#: Steps whose median is a node's figure, and how often it is taken.
+#: A node's figure is the median of this many steps, computed this often.
 STEPS = 20
-#: So much slower than the others, and so many of their robust deviations. Our own figures: nodes of one kind
-#: differ by a percent or so.
+#: This much slower than the others, and by this many of their robust deviations. Our own figures: nodes of
+#: one kind differ by about a percent.
 SLOWER, SPREADS = 0.05, 4.0
-#: Nodes of other jobs that make a baseline, and how long their figures count.
+#: Nodes of other jobs needed for a baseline, and how long their figures count.
 NODES_LEAST, KEPT = 4, timedelta(days=7)
-#: Kinds of jobs, and figures of each, that are kept.
+#: Limits on the kinds of jobs, and on the figures of each.
 KINDS_MOST, FIGURES_MOST = 500, 2000
-#: With this many nodes a job's own ranks show a slow one, unless more of them are slow than this share.
+#: With this many nodes the job's own ranks show a slow one, unless more than this share of them are slow.
 OWN_PEERS, SHARED = 5, 0.25
-#: Jobs that are looked at in one tick; the others wait for the next.
+#: Jobs per tick; the others wait for the next.
 LOOKS_MOST = 20
 
 
@@ -46,7 +47,7 @@ class Kind(NamedTuple):
 
 
 class _Figure(NamedTuple):
-    """Seconds of compute per unit of work, median of a node's ranks and steps."""
+    """Seconds of compute per unit of work: the median of a node's ranks and steps."""
 
     seconds: float
     at: datetime
@@ -55,16 +56,16 @@ class _Figure(NamedTuple):
 @dataclass(slots=True)
 class _Watch:
     job: JobSteps
-    #: Where it was first seen; since where its steps count; up to where they were looked at.
+    #: The step at which it was first seen, the one from which its steps count, and the last one examined.
     began: int
     first: int
     done: int
-    #: Node -> how much slower than elsewhere, as a log; and how many figures that rests on.
+    #: Node -> how much slower than elsewhere, as a log; and the number of figures behind that.
     slower: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
 class Baseline(Detector):
-    """Follows all jobs that report their work. What it knows of other jobs is lost at a restart."""
+    """Follows all jobs that report their work. Its figures of other jobs are lost at a restart."""
 
     def __init__(self) -> None:
         self._figures: dict[Kind, dict[tuple[str, str], _Figure]] = {}
@@ -118,7 +119,7 @@ class Baseline(Detector):
         ]
         watch.slower = _slower(seconds_of, np.array(others)) if len(others) >= NODES_LEAST else {}
         for node, seconds in seconds_of.items():
-            figures.pop((shown.id, node), None)  # the newest are last
+            figures.pop((shown.id, node), None)  # moves it to the end, as the newest
             figures[shown.id, node] = _Figure(seconds, now)
         while len(figures) > FIGURES_MOST:
             del figures[next(iter(figures))]
@@ -129,7 +130,7 @@ class Baseline(Detector):
     def _findings(self, watch: _Watch, now: datetime) -> Iterator[Finding]:
         slow = {node: (height, count) for node, (height, count) in watch.slower.items() if height > 0}
         if len(watch.slower) >= OWN_PEERS and len(slow) <= SHARED * len(watch.slower):
-            return  # its own ranks show it
+            return  # the job's own ranks show it
         job = watch.job
         for node, (height, count) in slow.items():
             where = Component(cluster=job.cluster, node=node)
@@ -147,7 +148,7 @@ class Baseline(Detector):
 
 
 def _by_node(job: JobSteps, slurm: SlurmSnapshot) -> dict[str, float]:
-    """Node -> median seconds of the last steps; only nodes all of whose ranks report their work."""
+    """Node -> median seconds of the last steps; only nodes of which all ranks report their work."""
     places, ranks = job.places(slurm), job.ranks
     rows = np.flatnonzero(job.number > job.newest - STEPS)
     found = {}
@@ -162,8 +163,8 @@ def _by_node(job: JobSteps, slurm: SlurmSnapshot) -> dict[str, float]:
 
 
 def _slower(seconds_of: dict[str, float], others: np.ndarray) -> dict[str, tuple[float, int]]:
-    """Node -> by how much it is slower than `others`, 0 where it is not; empty where no comparison holds:
-    none of the nodes works as they did."""
+    """Node -> by how much it is slower than `others`, or 0; empty if no comparison holds, because none of the
+    nodes works like them."""
     middle, spread = robust(np.log(others))
     limit = max(np.log1p(SLOWER), SPREADS * spread)
     heights = {node: float(np.log(seconds)) - middle for node, seconds in seconds_of.items()}

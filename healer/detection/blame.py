@@ -1,4 +1,5 @@
-"""The node whose own fault has stopped its job: its kernel or its port says so, and so do the job's steps."""
+"""Finds the node whose own fault has stopped its job: by its kernel or its port, in agreement with the job's
+steps."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
@@ -13,18 +14,19 @@ from healer.model import Component, FaultClass, Finding, NodeReport, Remedy, Sen
 from healer.model.faults import STOPPED_JOB, Trait, fault_is
 from healer.text import Said, joined, quoted, say
 
-#: A port that is down for less may be a link that trains again, or a switch that restarts.
+#: A port that is down for less than this may be a retraining link or a restarting switch.
 PORT_STAYS = timedelta(seconds=30)
-#: Losses of one place within this time of each other are the place's; elsewhere in the job within
+#: Losses at one place within this time of each other belong to the place; elsewhere in the job, within
 #: `LINK_BEFORE`.
 PLACE_LOSES = timedelta(minutes=5)
-#: The node is reported again so soon: while its place was in trouble, nothing was done.
+#: How soon the node is reported again: while its place had problems, nothing was done.
 BLAMED_AGAIN = timedelta(seconds=5)
 
 
 class Stop(NamedTuple):
-    """A job that makes no step. `key`: its life and its last step. `text`: how long, and what is usual.
-    `reports`: losses that may be why, of all that the job's nodes have `lost`. `confidence` is 0..1."""
+    """A job that makes no step. `key`: its life and its last step. `text`: how long it has made none, and
+    what is usual. `reports`: losses that may explain it, out of all that the job's nodes have `lost`.
+    `confidence` is 0..1."""
 
     job: Component
     key: str
@@ -36,7 +38,7 @@ class Stop(NamedTuple):
 
 
 def blamed_node(stop: Stop, look: Look) -> Finding | None:
-    """The node that alone has lost something, if that is sure: the kernel says so of a file system, a disk or
+    """The only node that has lost something, if that is certain: the kernel reports a file system, a disk or
     memory, and a lost port has been down for a while. None: no node, or several, of the job or of the node's
     places, whichever of them the ranks wait for."""
     if len(stop.reports) != 1:
@@ -52,7 +54,7 @@ def blamed_node(stop: Stop, look: Look) -> Finding | None:
         return None
     job, where = stop.job.job or "", Component(cluster=stop.job.cluster, node=node)
     identity = f"{STOPPED_JOB}|{where.cluster}|{job}|{stop.key}|{node}"
-    # On a shared node only the job that stopped is restarted.
+    # On a shared node only the stopped job is restarted.
     line = report.evidence
     signs = [msgspec.structs.replace(line, job=job)] if line is not None else []
     if not fault_is(report.fault, Trait.may_stop_work):
@@ -90,10 +92,11 @@ def loss_text(node: str, report: NodeReport) -> Said:
 
 
 def _at_most(text: Said, characters: int) -> Said:
-    """What is that long is a kernel's line, and no sentence of healer's."""
+    """The text, or its beginning if it is too long: then it is a kernel's line, not one of healer's
+    sentences."""
     return text if len(text) <= characters else quoted(text[:characters])
 
 
 def _is_among(loss: NodeReport, others: Iterable[NodeReport], within: timedelta) -> bool:
-    """Whether another one came at about its time."""
+    """Whether another loss came at about the same time."""
     return any(abs(other.at - loss.at) <= within for other in others)

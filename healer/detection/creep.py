@@ -1,10 +1,10 @@
 """Is a job getting slower little by little over its life? Names the job, never a node.
 
-`job-slow` sees a jump. This one keeps the life of a job as at most 56 medians, each of an equal stretch of
-time; when there are more, two become one and stretches are twice as long. So an hour and a month take the
-same room. It is reported where the medians rise by a trend (Mann-Kendall) in both halves of the life, and by
-5 % in all (Theil-Sen). Where ranks report their work, compute per work is used in place of the step time:
-longer sequences or larger batches are no creeping.
+`job-slow` detects a jump. This detector keeps the life of a job as at most 56 medians, each over an equal
+stretch of time. When there are more, pairs are merged and stretches become twice as long, so that an hour and
+a month take the same space. It reports a job if the medians rise by a trend (Mann-Kendall) in both halves of
+the life, and by 5 % in total (Theil-Sen). If ranks report their work, compute per work replaces the step
+time: longer sequences or larger batches do not count as slower.
 """
 
 from collections.abc import Iterator
@@ -23,23 +23,23 @@ from healer.observations.steps import JobSteps, LifeKey, active_job
 from healer.text import say
 
 JOB_CREEP = "job-creep"
-#: The first stretch; it doubles as the life goes on. With fewer steps a stretch has no median.
+#: Length of the first stretches; it doubles as the life goes on. A stretch with fewer steps has no median.
 STRETCH_S, STEPS_LEAST = 600.0, 5
 STRETCHES = 56
 LEAST_STRETCHES = 12
 TREND_Z = 4.0
 SLOWER = 0.05
-#: It is over when the newest stretches are back to half of what was gained.
+#: It is over when the newest stretches have lost half of the growth.
 BACK = 0.5
-#: One jump may make so much of it: a new phase of the job is no creeping.
+#: One jump may make up this share: a new phase of the job is not a gradual slowdown.
 JUMP_MOST = 0.4
-#: Steps of one stretch that are kept for its median; beyond it every second one, every fourth, and so on.
+#: Steps of one stretch kept for its median; above this only every second one, every fourth, and so on.
 STEPS_KEPT = 1024
 
 
 @dataclass(slots=True)
 class Life:
-    """One life of a job, step by step: medians of equal stretches of time, s a step (or per work)."""
+    """One life of a job, step by step: medians of equal stretches of time, in s per step (or per work)."""
 
     stretch_s: float = STRETCH_S
     medians: list[float] = field(default_factory=list)
@@ -50,8 +50,8 @@ class Life:
     _every: int = 1
 
     def step(self, at_s: float, seconds: float) -> bool:
-        """One step that ended at `at_s`. True when a stretch was completed. Of time without steps there is no
-        stretch: a job that hung was not slower."""
+        """Adds one step that ended at `at_s`. Returns True when a stretch was completed. Time without steps
+        has no stretch: a job that hung was not slower."""
         self.steps += 1
         if self.steps <= WARM_UP or not (np.isfinite(seconds) and np.isfinite(at_s)) or seconds <= 0:
             return False
@@ -78,7 +78,7 @@ class Life:
         self.stretch_s *= 2
 
     def slower(self) -> "Slower | None":
-        """None: no creeping."""
+        """The slowdown; None if there is none."""
         if len(self.medians) < LEAST_STRETCHES:
             return None
         found = slope_of(np.array(self.medians)[:, np.newaxis])
@@ -92,14 +92,14 @@ class Life:
         return Slower(first, level, per_point / first / hours, hours * len(self.medians))
 
     def _largest_jump(self) -> float:
-        """Between the medians of three stretches before and after a moment."""
+        """The largest jump between the medians of three stretches before and after a moment."""
         medians, places = self.medians, range(3, len(self.medians) - 2)
         return max(median(medians[at : at + 3]) - median(medians[at - 3 : at]) for at in places)
 
 
 @dataclass(slots=True, frozen=True)
 class Slower:
-    """From `first` to `now` s, so much of `first` more each hour, over so many hours."""
+    """From `first` to `now` s: the growth per hour as a share of `first`, over so many hours."""
 
     first: float
     now: float
@@ -117,7 +117,7 @@ class _Watch:
     rewound: int
     life: Life = field(default_factory=Life)
     done: int = -1
-    #: While it creeps: how much, and since when; else when that ended.
+    #: While the job gets slower: by how much, and since when; else when that ended.
     slower: Slower | None = None
     since: datetime | None = None
     cleared: datetime | None = None

@@ -1,11 +1,11 @@
-"""What a step came to: a rank whose results differ, and a job whose loss is no number or jumps.
+"""Results of steps: a rank whose results differ, and a job whose loss is not a number or jumps.
 
 Silent corruption is never logged. In data-parallel training some results are the same on all ranks (a loss
-after its all-reduce, the norm of the gradient): a rank with another one has computed something wrong. Which
-results are shared is seen from the job itself or from other runs of its program, never assumed: a trainer
-may log something else on one rank by design. A loss of each rank's own data differs in every step, and means
-something only for a rank that leaves the others far behind. A loss that jumps on all ranks is the job's
-matter, and says nothing of its nodes.
+after its all-reduce, the norm of the gradient): a rank with a different one has computed something wrong.
+Which results are shared is learnt from the job itself or from other runs of its program, never assumed: a
+trainer may log something else on one rank by design. A loss of each rank's own data differs in every step,
+and only means something for a rank that is far from the others. A loss that jumps on all ranks concerns the
+job, and says nothing about its nodes.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -32,36 +32,38 @@ from healer.model import Component, Detections, Finding, SlurmSnapshot
 from healer.observations.steps import JobSteps, LifeKey, Places, active_job
 from healer.observations.telemetry_windows import Telemetry
 
-#: Steps in which all ranks reported the same before a result counts as one that all share.
+#: Steps in which all ranks must report the same before a result counts as shared by all.
 ALIKE = 5
-#: Ranks that have to agree before one of them can be wrong: of two it cannot be known which.
+#: Ranks that must agree before one of them can be wrong: with two, it cannot be known which.
 AGREE = 3
-#: More of the ranks than that apart from the others is not the doing of a single part.
+#: If more than this share of the ranks differs, the cause is not a single part.
 SHARED = 0.25
-#: Steps in a row before anything is reported: never on one sample.
+#: Steps in a row before anything is reported: one sample is never enough.
 TWICE = 2
-#: Under this name it is kept which results the ranks of a kind of job share; so many kinds.
+#: The name under which the shared results of each kind of job are stored; at most this many kinds.
 SHARED_RESULTS, KINDS_MOST = "shared-results", 500
-#: Of results that ranks do not share (each of its own data): so many steps like the others, and then so many
-#: in a row this many robust standard deviations (at least 2 % of the median each) away. Our own figures.
+#: For results that ranks do not share (each from its own data): this many steps like the others, and then
+#: this many in a row at least this many robust standard deviations (at least 2 % of the median each) away.
+#: Our own figures.
 CALM, FAR, FAR_Z, LEAST_SPREAD = 10, 3, 10.0, 0.02
-#: A jump lasts so many steps; the loss of one step depends on its data.
+#: A jump lasts at least this many steps; the loss of one step depends on its data.
 JUMP = 3
-#: Steps that the trend of a loss is made of: few, as a loss falls fast in the beginning.
+#: Steps for the trend of a loss: few, because a loss falls fast in the beginning.
 TREND = 20
-#: A loss this many robust standard deviations above its trend, and this share of it, has jumped. Data that is
-#: hard for a while moves a loss by some per cent. Our own figures.
+#: A loss has jumped if it is above its trend by this many robust standard deviations and by this share of it.
+#: Data that is difficult for a while moves a loss by a few per cent. Our own figures.
 JUMP_Z, JUMP_SHARE = 6.0, 0.25
 
-#: Name, user and partition: such jobs run the same program, as far as Slurm shows.
+#: Name, user and partition: jobs with the same ones run the same program, as far as Slurm shows.
 Kind = tuple[str, str, str]
 
 
 @dataclass(slots=True)
 class _Shared:
-    """One result of one pipeline stage: whether all its ranks report the same, or else which are far away.
+    """One result of one pipeline stage: whether all its ranks report the same, and if not, which ones are far
+    off.
 
-    `elsewhere`: other runs shared it. `apart`: in this one they do not.
+    `elsewhere`: it was shared in other runs. `apart`: it is not shared in this one.
     """
 
     alike: int = 0
@@ -71,11 +73,11 @@ class _Shared:
     calm: dict[int, int] = field(default_factory=dict)
     #: By rank: how many steps in a row it differed from the others, and since when.
     wrong: dict[int, tuple[int, int]] = field(default_factory=dict)
-    #: By rank: its result in the last of them, and that of the others.
+    #: By rank: its result in the last differing step, and that of the others.
     results: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def step(self, step: int, ranks: NDArray[np.intp], values: NDArray[np.float64]) -> None:
-        """(n,) of these ranks, all known."""
+        """Adds one step: (n,) values of these ranks, all known."""
         if len(values) < AGREE + 1:
             return
         kinds, counts = np.unique(values, return_counts=True)
@@ -109,11 +111,12 @@ class _Shared:
 
     @property
     def enough(self) -> int:
-        """In how many steps running a rank has to differ: results that all share leave less doubt."""
+        """The number of steps in a row for which a rank must differ; fewer for results that all ranks share,
+        which leave less doubt."""
         return {"the_same": TWICE, "the_same_elsewhere": ALIKE, "alike": FAR}[self.past]
 
     def _far(self, ranks: NDArray[np.intp], values: NDArray[np.float64]) -> tuple[float, NDArray[np.bool_]]:
-        """The median, and (n,) which ranks lie far from it that did not before."""
+        """The median, and (n,) which ranks are far from it that were not before."""
         finite = np.isfinite(values)
         if finite.sum() < AGREE:
             return float("nan"), np.zeros(len(values), bool)
@@ -129,7 +132,7 @@ class _Shared:
 
 @dataclass(slots=True)
 class _Trend:
-    """How the loss of a job goes, by the median over its ranks."""
+    """The trend of a job's loss, by the median over its ranks."""
 
     past: list[float] = field(default_factory=list)
     high: int = 0
@@ -139,7 +142,7 @@ class _Trend:
     nan_since: int = 0
 
     def step(self, step: int, values: NDArray[np.float64]) -> None:
-        """(n,) all known; infinite ones are no numbers."""
+        """Adds one step: (n,) values, all known; infinite ones count as not a number."""
         finite = values[np.isfinite(values)]
         if len(finite) * 2 <= len(values):
             self.nans, self.nan_since = self.nans + 1, self.nan_since if self.nans else step
@@ -149,7 +152,7 @@ class _Trend:
         if self._is_high():
             self.high, self.since = self.high + 1, self.since if self.high else step
         else:
-            # A high loss is not learnt: else one that stays high would soon be its own trend.
+            # A high loss is not learnt, or a lasting one would soon be its own trend.
             self.high = 0
             self.past = [*self.past[1 - TREND :], self.now]
 
@@ -166,7 +169,7 @@ class _Trend:
 
 @dataclass(slots=True, eq=False)
 class _Watch:
-    """What is followed of one life of a job."""
+    """The state followed for one life of a job."""
 
     job: JobSteps
     rewound: int
@@ -176,7 +179,7 @@ class _Watch:
     places: Places | None = None
 
     def follow(self, now: datetime, elsewhere: Collection[str]) -> None:
-        """`elsewhere`: results that other runs of its program share."""
+        """`elsewhere`: results that are shared in other runs of its program."""
         job = self.job
         names = job.results.names()
         for step in job.ready(self.done, now):
@@ -202,7 +205,8 @@ class _Watch:
             shared.step(step, members, results[members])
 
     def wrong(self, places: Places) -> Iterator[tuple[Component, list[Wrong]]]:
-        """Ranks that differed often enough, by where they run: one means its GPU, several their node."""
+        """Ranks that differed often enough, by where they run: one rank points to its GPU, several to their
+        node."""
         by_node: dict[str, list[Wrong]] = {}
         for (name, _), shared in self.shared.items():
             for rank, (count, since) in shared.wrong.items():
@@ -221,13 +225,13 @@ class _Watch:
         return alike - apart, apart
 
     def forget(self, node: str) -> None:
-        """Its results no longer count; what other ranks do wrong shows again within a few steps."""
+        """Discards the node's results; a wrong result of its ranks shows again within a few steps."""
         if self.places is not None and node in self.places.nodes:
             for shared in self.shared.values():
                 shared.wrong.clear()
 
     def judged(self, places: Places) -> set[Pair]:
-        """What this job's results can judge now: itself, and its ranks where a result is shared."""
+        """The pairs that this job's results can judge now: the job, and its ranks if a result is shared."""
         whole = Component(cluster=self.job.cluster, job=self.job.job)
         found: set[Pair] = {(LOSS_NAN, whole), (LOSS_SPIKE, whole)} if self.loss.past else set()
         if any(shared.is_shared or shared.calm for shared in self.shared.values()):
@@ -241,13 +245,13 @@ class _Watch:
 
 
 class Divergence(Detector):
-    """Follows all jobs. Its memory grows with the jobs that `StepTimes` holds."""
+    """Follows all jobs. Memory grows with the jobs that `StepTimes` holds."""
 
     def __init__(self) -> None:
         self._watches: dict[LifeKey, _Watch] = {}
         self._reports = Reports()
         self._clear: dict[Pair, datetime] = {}
-        #: Results that the ranks of a kind of job share, the kind that was heard last at the end.
+        #: Results that the ranks of a kind of job share; the most recently seen kind is last.
         self._kinds: dict[Kind, frozenset[str]] = {}
 
     def tick(self, look: Look) -> Detections:
@@ -263,7 +267,7 @@ class Divergence(Detector):
             )
             watch.follow(now, self._kinds.get(kind, ()) if kind is not None else ())
             if kind is None:
-                continue  # any sender may report it
+                continue  # any sender may report such a job
             self._learn(kind, watch)
             for pair, finding in self._claims(watch, slurm, now):
                 lasting.add(pair)

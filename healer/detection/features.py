@@ -1,13 +1,14 @@
-"""What models of nodes look at: slow features of a node, each against the node's peers and its own past.
+"""Inputs of the models of nodes: slow features of a node, each relative to the node's peers and to its own
+past.
 
-Raw values would teach a model which job runs; a difference to the peers of the same moment does not. A
-feature is (value - peers' median) / max(peers' robust deviation, `floor`), cut at ±10, smoothed over 2.5
-minutes.
+Raw values would teach a model which job runs; a difference to the peers at the same moment does not. A
+feature is (value - peers' median) / max(peers' robust deviation, `floor`), clipped at ±10 and smoothed over
+2.5 minutes.
 
-Nodes of one kind differ for good (paste, place in the rack, how a chip turned out) by more than a mild fault
-moves them. So the same features are also given relative to the node's own level of the last days. What half
-of a job (which has other nodes after the next start) or of a rack (where the air grows warmer) does together
-is not the node's own change and is taken off too.
+Nodes of one kind differ permanently (thermal paste, place in the rack, chip quality) by more than a mild
+fault changes them. So the same features are also given relative to the node's own level of the last days. A
+change shared by half of a job (which has other nodes after the next start) or of a rack (where the air gets
+warmer) is not the node's own, and is subtracted too.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,26 +24,27 @@ from healer.observations.groups import LEAST_OF_RACK, Groups, peer_median, peer_
 from healer.observations.telemetry_windows import Telemetry
 from healer.text import Said, quoted, say
 
-#: Moments are sampled at this pace.
+#: Seconds between samples.
 SAMPLE_S = 30.0
 #: Weight of the newest sample: the smoothed value follows a step to 63 % in 2.5 minutes.
 WEIGHT = 0.2
-#: A feature without a new sample for this long is unknown; with fewer samples since, it is not smooth yet.
+#: A feature without a new sample for this long is unknown; with fewer samples since then it is not smooth
+#: yet.
 STALE_S = 120.0
 SAMPLES_LEAST = 5
 CUT = 10.0
-#: Features that are named for each score.
+#: Number of features named for each score.
 SHOWN = 5
-#: A node computes from this mean use of its GPUs on; below, it is idle.
+#: With this mean use of its GPUs or more, a node computes; with less it is idle.
 BUSY_PERCENT = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature. `signals`: the first that is reported now counts. `fold`: how a node's parts become one
-    value (mean, high, low, sum). `how`: `level` (a gauge), `log` (a gauge whose ratio matters), `share` (a
-    counter of seconds: share of time), `errors` (a counter of rare events: log of 1 + events per hour).
-    `floor`: the least difference worth one unit, in the unit of the value so made."""
+    """One feature. `signals`: the first one that is currently reported is used. `fold`: how the values of a
+    node's parts become one (mean, high, low, sum). `how`: `level` (a gauge), `log` (a gauge whose ratio
+    matters), `share` (a counter of seconds: share of time), `errors` (a counter of rare events: log of 1 +
+    events per hour). `floor`: the smallest difference worth one unit, in the unit of the resulting value."""
 
     name: str
     signals: tuple[str, ...]
@@ -72,7 +74,7 @@ FEATURES = (
     _f("PCIe received, least", "pcie_rx_bytes_per_s", "low", "log", 0.2),
     _f("PCIe sent, least", "pcie_tx_bytes_per_s", "low", "log", 0.2),
     _f("NVLink sent, least", "nvlink_tx_bytes_per_s", "low", "log", 0.2),
-    # What slows a GPU down, and what it corrects.
+    # What slows a GPU down, and the errors that it corrects.
     _f("thermal slowdown", "hw_thermal_slowdown_s_total thermal_violation_s_total", "high", "share", 0.01),
     _f("software thermal slowdown", "sw_thermal_slowdown_s_total", "high", "share", 0.01),
     _f("power brake", "hw_power_brake_s_total power_violation_s_total", "high", "share", 0.02),
@@ -97,21 +99,21 @@ FEATURES = (
     _f("node power", "node_power_w", "mean", "log", 0.05),
 )
 NAMES = tuple(feature.name for feature in FEATURES)
-#: What a job decides and not the hardware: how much memory it holds, how busy the host is.
+#: Features determined by the job and not the hardware: how much memory it uses, how busy the host is.
 OF_THE_JOB = frozenset({"device memory used", "host load", "host memory left", "gpu use, mean"})
-#: Features that are also compared with the node's own past, and their places among all.
+#: Features that are also compared with the node's own past, and their indices among all.
 OWN_NAMES = tuple(name for name in NAMES if name not in OF_THE_JOB)
 OWN_COLUMNS = np.array([NAMES.index(name) for name in OWN_NAMES])
-#: Relative to the node's own past: they follow the others in a matrix of all. The smoothed value follows a
-#: step to 63 % in 7.5 minutes, since a mild fault moves a node by less than it moves from one minute to the
-#: next.
+#: The same, relative to the node's own past: in a matrix of all features they follow the others. The smoothed
+#: value follows a step to 63 % in 7.5 minutes, because a mild fault changes a node by less than it varies
+#: from minute to minute.
 OWN_WEIGHT = 1 / 15
 OWN_MARK = "; own past"
 ALL_NAMES = (*NAMES, *(name + OWN_MARK for name in OWN_NAMES))
 
 
 def feature_words(name: str) -> Said:
-    """A feature in a sentence."""
+    """The name of a feature in a sentence."""
     feature, mark, _ = name.partition(OWN_MARK)
     words = quoted(feature)
     return say("detection.own_past", feature=words) if mark else words
@@ -120,7 +122,7 @@ def feature_words(name: str) -> Said:
 _PLACES = {name: index for index, name in enumerate(ALL_NAMES)}
 
 
-#: By `how`: from the reading to what is compared, and from there to what people read.
+#: By `how`: from the reading to the compared value, and from there to the value for people.
 _SCALES: dict[str, tuple[Callable[[NDArray], NDArray], Callable[[NDArray], NDArray]]] = {
     "level": (np.asarray, np.asarray),
     "share": (np.asarray, np.asarray),
@@ -130,11 +132,12 @@ _SCALES: dict[str, tuple[Callable[[NDArray], NDArray], Callable[[NDArray], NDArr
 
 
 class NodeFeatures:
-    """The features of all nodes of one cluster, by the rows of the node axis. One thread owns it."""
+    """The features of all nodes of one cluster, by the rows of the node axis. Used by one thread only."""
 
     def __init__(self) -> None:
         count = len(FEATURES)
-        #: (features, nodes) smoothed; and of the last sample: the node's value, the median of its peers.
+        #: (features, nodes): the smoothed values; and of the last sample, the node's value and the median of
+        #: its peers.
         self._smooth = np.zeros((count, 0), np.float32)
         self._heard = np.zeros((count, 0))
         self._samples = np.zeros((count, 0), np.int32)
@@ -142,7 +145,7 @@ class NodeFeatures:
         self._peers = np.zeros((count, 0), np.float32)
 
     def sample(self, telemetry: Telemetry, now: datetime) -> None:
-        """Takes one sample of everything. Call it every `SAMPLE_S`."""
+        """Takes one sample of all features. Call it every `SAMPLE_S`."""
         n = telemetry.axis(Scope.node).n
         self._grow(n)
         groups = telemetry.groups(Scope.node)
@@ -165,7 +168,7 @@ class NodeFeatures:
             self._values[index, :n], self._peers[index, :n] = to_people(values), to_people(middle)
 
     def forget(self, rows: NDArray[np.int64]) -> None:
-        """These nodes start without history."""
+        """Resets the history of these nodes."""
         rows = rows[rows < self._heard.shape[1]]
         self._heard[:, rows] = 0
         self._samples[:, rows] = 0
@@ -176,12 +179,12 @@ class NodeFeatures:
         return np.where(valid, self._smooth, np.nan).T.astype(np.float32)
 
     def latest(self, feature: str, row: int) -> tuple[float, float]:
-        """A node's feature in the last sample, and the median of its peers, in the unit people read."""
+        """A node's feature in the last sample, and the median of its peers, in the unit for people."""
         index = _PLACES[feature.removesuffix(OWN_MARK)]
         return float(self._values[index, row]), float(self._peers[index, row])
 
     def contributions(self, names: Sequence[str], share: Floats, row: int) -> tuple[Contribution, ...]:
-        """Of one node: the features with the largest shares, the largest first."""
+        """A node's features with the largest shares, largest first."""
         return tuple(
             Contribution(feature=names[at], share=round(float(share[at]), 4), value=value, peers=peers)
             for at in largest(share)
@@ -196,21 +199,22 @@ class NodeFeatures:
 
 
 def largest(share: Floats) -> list[int]:
-    """Places of the largest shares of one node, the largest first; none of 0."""
+    """Indices of the largest shares of one node, largest first; none that is 0."""
     order = np.argsort(-share, kind="stable")[:SHOWN]
     return [int(at) for at in order if share[at] > 0]
 
 
 class OwnPast:
-    """Smooth differences of all nodes to their own past, by the rows of the node axis. One thread owns it."""
+    """Smoothed differences of all nodes to their own past, by the rows of the node axis. Used by one thread
+    only."""
 
     def __init__(self, features: int) -> None:
         self._level = np.zeros((0, features), np.float32)
         self._samples = np.zeros((0, features), np.int32)
 
     def sample(self, away: Matrix) -> Matrix:
-        """Takes one sample (nodes, features); returns the smoothed values, NaN where unknown. After a gap it
-        is the mean of the samples since, until there are enough."""
+        """Takes one sample (nodes, features); returns the smoothed values, NaN where unknown. After a gap the
+        value is the mean of the samples since, until there are enough."""
         more = len(away) - len(self._level)
         if more > 0:
             self._level = np.pad(self._level, ((0, more), (0, 0)))
@@ -223,14 +227,14 @@ class OwnPast:
         return np.where(valid, self._level, np.nan).astype(np.float32)
 
     def forget(self, rows: NDArray[np.int64]) -> None:
-        """These nodes start without history."""
+        """Resets the history of these nodes."""
         self._samples[rows[rows < len(self._samples)]] = 0
 
 
 def against_own_past(matrix: Matrix, usual: Matrix, peers: Groups, racks: Groups) -> Matrix:
-    """(nodes, features) of the same; `usual` is the level of each before, NaN where not known.
+    """(nodes, features), like `matrix`; `usual` is the earlier level of each, NaN where unknown.
 
-    NaN where a node's past or that of its peers is unknown.
+    NaN where the past of a node or of its peers is unknown.
     """
     away = (matrix - usual).astype(np.float64)
     columns = [column if np.isnan(column).all() else _apart(column, peers, racks) for column in away.T]
@@ -238,21 +242,21 @@ def against_own_past(matrix: Matrix, usual: Matrix, peers: Groups, racks: Groups
 
 
 def _apart(away: Floats, peers: Groups, racks: Groups) -> Floats:
-    """Less what the peers, and then what the rack have in common."""
+    """The differences, less what the peers and then what the rack have in common."""
     alone = away - peer_median(away, peers)
     shared = peer_median(alone, racks, LEAST_OF_RACK)
     return alone - np.where(np.isfinite(shared), shared, 0.0)
 
 
 class _Folds:
-    """From parts to nodes: the rows of each axis by node, sorted once."""
+    """Aggregates parts to nodes: the rows of each axis by node, sorted once."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._sorted: dict[Scope, tuple[NDArray, NDArray, NDArray]] = {}
 
     def fold(self, scope: Scope, values: NDArray, how: str) -> Floats:
-        """(nodes,) of (n,); NaN where a node has no known part."""
+        """(n,) values of parts to (nodes,); NaN for a node without a known part."""
         if scope is Scope.node:
             return values
         nodes = np.full(self._telemetry.axis(Scope.node).n, np.nan)
@@ -284,7 +288,7 @@ class _Folds:
 
 
 def _values(feature: Feature, telemetry: Telemetry, folds: _Folds, now: datetime) -> NDArray | None:
-    """(nodes,) the feature before it is compared; None where none of its signals is reported."""
+    """(nodes,) the feature before it is compared; None if none of its signals is reported."""
     for name in feature.signals:
         scope = telemetry.scope_of(name)
         if scope is None:
@@ -297,7 +301,7 @@ def _values(feature: Feature, telemetry: Telemetry, folds: _Folds, now: datetime
 
 
 def _reading(feature: Feature, name: str, telemetry: Telemetry, now: datetime) -> Floats:
-    """(n,) the gauge now, or what a counter grew per second lately."""
+    """(n,) the present gauge, or a counter's recent growth per second."""
     if feature.how in ("level", "log"):
         return telemetry.value(name, now)
     grown, covered_s = telemetry.increase(name, SAMPLE_S, now)
@@ -306,8 +310,8 @@ def _reading(feature: Feature, name: str, telemetry: Telemetry, now: datetime) -
 
 
 def classes(telemetry: Telemetry, now: datetime) -> list[tuple[str, str]]:
-    """By node: GPU model and load (`busy`, `idle`); load is empty where the node belongs to neither: drained,
-    allocated without computing, computing without Slurm, or unknown."""
+    """By node: GPU model and load (`busy`, `idle`); load is empty if the node is neither: drained, allocated
+    without computing, computing without Slurm, or unknown."""
     allocated = telemetry.value_on(Scope.node, "slurm_allocated", now)
     usable = telemetry.value_on(Scope.node, "slurm_drained", now) == 0
     folds = _Folds(telemetry)
@@ -323,12 +327,13 @@ def classes(telemetry: Telemetry, now: datetime) -> list[tuple[str, str]]:
 
 
 def columns(features: Sequence[str]) -> list[int]:
-    """Places of these features in a matrix of all; KeyError for one that this version does not have."""
+    """Indices of these features in a matrix of all; KeyError for a feature that this version does not
+    have."""
     return [_PLACES[name] for name in features]
 
 
 def whole(row: FeatureRow) -> Matrix:
-    """(nodes, all features) of this version; what the row does not have is unknown."""
+    """(nodes, all features) of this version; features that the row does not have are unknown."""
     found = np.full((len(row.nodes), len(ALL_NAMES)), np.nan, np.float32)
     names = [name for name in row.features if name in _PLACES]
     found[:, columns(names)] = row.matrix[:, [row.features.index(name) for name in names]]

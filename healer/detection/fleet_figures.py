@@ -1,9 +1,9 @@
-"""A fleet's baseline of what tests measure: a node whose own figures lie far below those of its model.
+"""A fleet's baseline of test results: finds a node whose figures are far below those of its model.
 
-What a burn-in, a validation or a sweep measured on a node (products of matrices, bandwidth of memory, NVLink
-and the fabric) is kept in the runs' logs; the newest of each figure is compared with the newest of all other
-nodes of the GPU model. It needs no reference node, and no figure from a data sheet. It is evidence: such a
-node is the first suspect when a job on it is slow, and it is reported by itself.
+The figures that a burn-in, a validation or a sweep measured on a node (matrix products, bandwidth of memory,
+NVLink and the fabric) are kept in the runs' logs. The newest of each is compared with the newest of all other
+nodes of the GPU model. This needs no reference node, and no data sheet. It is evidence: such a node is the
+first suspect when a job on it is slow, and it is also reported by itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -33,15 +33,15 @@ from healer.ports.transactions import LedgerAway
 from healer.text import Said, joined, say
 
 SLOWER_THAN_FLEET = "slower-than-fleet"
-#: Nodes of one model with a figure that are needed to judge it, this one among them.
+#: Nodes of one model that must have a figure before it is judged, including this one.
 NODES_LEAST = 8
-#: So far below the median, as a share of it and in robust standard deviations, is too far.
+#: This far below the median, as a share of it and in robust standard deviations, is too far.
 BELOW, SPREADS = 0.05, 4.0
-#: Figures repeat themselves no better than this share, whatever the fleet's spread looks like.
+#: Figures are never more repeatable than this share, whatever the fleet's spread looks like.
 SPREAD_LEAST = 0.005
-#: Half-way back is not back.
+#: Half-way back is not enough.
 OVER = 0.5
-#: They are compared so often, with what was measured in this time.
+#: How often they are compared, and from how long a time.
 EVERY = timedelta(hours=1)
 LOOK_BACK = timedelta(days=90)
 #: Retry interval while the database is away.
@@ -49,8 +49,8 @@ AWAY = timedelta(minutes=1)
 
 
 def standings(cluster: str, given: Iterable[NodeFigures], kinds: Mapping[str, str]) -> list[NodeComparison]:
-    """Each node with figures against its model, by name. `kinds`: node -> its GPU model; other nodes are not
-    compared."""
+    """Each node with figures compared with its model, by name. `kinds`: node -> its GPU model; other nodes
+    are not compared."""
     nodes = sorted((node for node in given if node.figures and kinds.get(node.node)), key=attrgetter("node"))
     values: dict[tuple[str, str], list[float]] = {}
     for node in nodes:
@@ -72,7 +72,7 @@ def standings(cluster: str, given: Iterable[NodeFigures], kinds: Mapping[str, st
 
 
 def _middle(values: list[float]) -> tuple[float, float, int]:
-    """Median, robust standard deviation, and how many there are."""
+    """Median, robust standard deviation, and number of values."""
     center, spread = robust(np.array(values))
     return center, max(spread, SPREAD_LEAST * center), len(values)
 
@@ -107,8 +107,8 @@ def sentence(figure: FleetFigure) -> Said:
 
 
 class FleetFigures(Detector):
-    """Compares each hour. `read(since)` gives the figures of tests since then, `keep(standings, now)` takes
-    the comparison for pages; either may raise LedgerAway."""
+    """Compares every hour. `read(since)` returns the figures of tests since then, `keep(standings, now)`
+    takes the comparison for pages; either may raise LedgerAway."""
 
     def __init__(
         self,
@@ -118,16 +118,16 @@ class FleetFigures(Detector):
     ) -> None:
         self.cluster, self._read, self._keep = cluster, read, keep
         self._compared: datetime | None = None
-        #: When nodes were first compared: an incident of before a restart waits for that.
+        #: When nodes were first compared: an incident from before a restart waits for that.
         self._known_since: datetime | None = None
         self._standings: dict[str, NodeComparison] = {}
-        #: Node -> since when it is slower than its model; -> since when its figures count.
+        #: Node -> since when it is slower than its model; node -> since when its figures count.
         self._slow: dict[str, datetime] = {}
         self._renewed: dict[str, datetime] = {}
 
     @property
     def suspects(self) -> dict[str, tuple[Said, ...]]:
-        """Why nodes are suspects of slow jobs, in words."""
+        """Why nodes are suspects for slow jobs, in words."""
         return {
             node: tuple(
                 say("detection.its_tests", figure=sentence(figure))
@@ -156,7 +156,7 @@ class FleetFigures(Detector):
         clear = {
             (fault, where): since
             for fault, where in look.watched
-            # A node of which nothing is known may be as slow as it was.
+            # A node without known figures may be as slow as it was.
             if fault == SLOWER_THAN_FLEET
             and since is not None
             and where.node in self._standings
@@ -184,7 +184,7 @@ class FleetFigures(Detector):
         return [self._finding(node, now) for node in sorted(self._slow.keys() & self._standings.keys())]
 
     def _since_renewal(self, node: NodeFigures) -> NodeFigures:
-        """Only figures measured since the node was repaired or returned."""
+        """Only the figures measured since the node was repaired or returned."""
         since = self._renewed.get(node.node)
         if since is None:
             return node
@@ -196,7 +196,7 @@ class FleetFigures(Detector):
         low = [figure for figure in self._standings[node].figures if figure.low or not _is_back(figure)]
         figures = joined((sentence(figure) for figure in low), "semicolon")
         text = say("detection.told", head=str(where), text=figures)
-        # A test of last month is no second sense today.
+        # Last month's test is no second sense today.
         measured_at = max((figure.at for figure in low), default=since)
         identity = f"{SLOWER_THAN_FLEET}|{where}|{since.isoformat()}"
         evidence = new_evidence(identity, where, measured_at, text, now, Sense.hook)

@@ -1,9 +1,9 @@
-"""NCCL's flight recorder: what a rank's dump holds, read without trusting it. Pure.
+"""NCCL's flight recorder: reads a rank's dump without trusting it. Pure.
 
-PyTorch dumps a pickle (protocol 2), or JSON. A dump is a user's file: it is never unpickled. Its opcodes are
-walked with `pickletools`, and only those that make plain values are known; any that would import, call or
-build something ends the reading. The fields are those of PyTorch's FlightRecorder, version 2.x; a dump of
-torch 2.13 over gloo, made with two ranks, is among the tests.
+PyTorch dumps a pickle (protocol 2), or JSON. A dump is a user's file, so it is never unpickled. Its opcodes
+are read with `pickletools`, and only those that create plain values are accepted; any opcode that would
+import, call or build something is an error. The fields are those of PyTorch's FlightRecorder, version 2.x; a
+dump of torch 2.13 over gloo with two ranks is among the tests.
 """
 
 import pickletools
@@ -25,11 +25,12 @@ MOST_RANKS = 4096
 
 
 class RecorderError(ValueError):
-    """This is no dump, or none that may be read. The text is one sentence."""
+    """The data is not a dump, or not one that may be read. The text is one sentence."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective of a rank. `created_ns` since 1970, by its node's clock; `sizes` as `[[8, 3]]`."""
+    """One collective of a rank. `created_ns`: since 1970, by its node's clock; `sizes`: such as `[[8,
+    3]]`."""
 
     seq: int
     op: str
@@ -39,9 +40,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A process group as one rank knows it. `enqueued` and `completed` are numbers of its last collectives
-    (-1: none; None: unknown). `open`: the first that is not known to be over. `ops`: by number, of those that
-    the dump still holds. `ranks` are its members; empty: unknown."""
+    """A process group as one rank knows it. `enqueued` and `completed`: numbers of its last collectives (-1:
+    none; None: unknown). `open`: the first that is not known to be over. `ops`: operations by number, as far
+    as the dump still holds them. `ranks`: its members; empty: unknown."""
 
     enqueued: int | None
     completed: int | None
@@ -73,7 +74,7 @@ def _made(
     by_seq = list(zip(seqs, entries, strict=True))
     done = [seq for seq, entry in by_seq if entry.get("state") == "completed"]
     enqueued = max([*seqs, _number(counts.get("last_enqueued_collective"), -1)])
-    # The watchdog's count too: the recorder itself may have seen no end.
+    # The watchdog's count is used too, because the recorder itself may have missed an end.
     completed = max([*done, _number(counts.get("last_completed_collective"), -1)])
     first = min((item for item in by_seq if item[0] > completed), key=itemgetter(0), default=None)
     return Group(
@@ -103,7 +104,7 @@ def _group(entry: Mapping[str, Any]) -> str:
 
 
 def _ranks(name: str, entry: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The members, where the dump holds them: `"[0, 1]"`. The default group's name may be missing there."""
+    """The members, if the dump holds them: `"[0, 1]"`. The default group's name may be missing there."""
     named = entry.get("process_group")
     default = isinstance(named, list | tuple) and any(part == "default_pg" for part in map(_text, named[:2]))
     group = _mapping(config, name) or (_mapping(config, "") if default else {})
@@ -117,7 +118,7 @@ def _mapping(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _text(value: object, most: int = 80) -> str:
-    """Of plain words alone: a list that holds itself many times over would be endless as a text."""
+    """Plain words only: a list that contains itself many times would become an endless text."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(_number(value, -1))
     return value[:most] if isinstance(value, str) else ""
@@ -130,7 +131,7 @@ def _sizes(value: object) -> str:
 
 
 def _number(value: object, otherwise: int) -> int:
-    """Numbers of the pickle, texts of the JSON."""
+    """Accepts the pickle's numbers and the JSON's texts."""
     if isinstance(value, bool):
         return otherwise
     if isinstance(value, int):
@@ -166,7 +167,7 @@ _TAKEN = frozenset({"BINGET", "LONG_BINGET"})
 
 
 def _pickle(data: bytes) -> object:
-    """The value that these opcodes make, of plain values alone. Raises RecorderError."""
+    """The value that these opcodes create, from plain values only. Raises RecorderError."""
     stack: list[Any] = []
     memo: dict[int, object] = {}
     try:
@@ -178,7 +179,7 @@ def _pickle(data: bytes) -> object:
             _step(opcode.name, argument, stack, memo)
     except RecorderError:
         raise
-    except Exception as error:  # whatever bytes of a stranger lead to
+    except Exception as error:  # untrusted bytes may raise anything
         why = f"{type(error).__name__}: {str(error)[:100]}"
         raise RecorderError(say("detection.dump_no_dump", error=why)) from error
     raise RecorderError(say("detection.dump_ends_early"))
@@ -226,7 +227,7 @@ def _of(stack: list[Any], kind: type[Any]) -> Any:
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
     """One group that is stuck. `arrived` wait in collective `seq`, `missing` have not called it, `unheard`
-    are members whose dumps say nothing of it. `whole`: its members are known, and a dump of each is there.
+    are members whose dumps do not show its state. `whole`: its members are known, and each has a dump.
     `differs`: ranks that called something else under this number, by what they called: the program's
     error."""
 
@@ -244,7 +245,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_stall(ranks: Mapping[int, Mapping[str, Group]]) -> Stall | None:
-    """The root of what is stuck, by the dumps of these ranks; None: by them no rank waits for another."""
+    """The root of what is stuck, according to the dumps of these ranks; None: no rank waits for another."""
     names = dict.fromkeys(name for groups in ranks.values() for name in groups)
     stalls = [stall for name in names if (stall := _stall(name, ranks)) is not None]
     waiting = {stall.group: set(stall.arrived) for stall in stalls}
@@ -253,7 +254,7 @@ def find_stall(ranks: Mapping[int, Mapping[str, Group]]) -> Stall | None:
         elsewhere = set().union(*(there for name, there in waiting.items() if name != stall.group))
         return not elsewhere.isdisjoint(stall.missing)
 
-    # A circle (each waits for the other) has no root: then it began where a rank has waited longest.
+    # A cycle (each waits for the other) has no root: it began where a rank has waited longest.
     roots = [stall for stall in stalls if not is_victim(stall)] or stalls
     return min(roots, key=lambda stall: (not stall.missing, stall.since_ns, stall.group), default=None)
 
@@ -267,7 +268,7 @@ def _stall(name: str, ranks: Mapping[int, Mapping[str, Group]]) -> Stall | None:
     here = [entry for entry in opened.values() if entry.seq == seq]
     listed = set().union(*(group.ranks for group in by_rank.values()))
     members = listed or set(by_rank)
-    # A rank whose dump does not know the group may have made it later: its state is unknown.
+    # A rank whose dump lacks the group may have created it later: its state is unknown.
     heard = {rank for rank in members if rank in by_rank and by_rank[rank].enqueued is not None}
     arrived = {rank for rank in heard if (by_rank[rank].enqueued or 0) >= seq}
     called = Counter(group.ops[seq] for group in by_rank.values() if seq in group.ops)

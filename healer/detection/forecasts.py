@@ -33,14 +33,14 @@ from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import POINT_S, Saved, Series
 from healer.text import Said, quoted, say
 
-#: Signals are read so often; the trend is judged when a point is complete, each 6 hours. A trend that lasts
-#: is reported again with each new point.
+#: How often signals are read; the trend is judged when a point is complete, every 6 hours. A lasting trend is
+#: reported again with each new point.
 LOOK_S = 300.0
-#: A trend is over when this many points in a row do not show it: one quiet quarter of a day is no cure.
+#: A trend is over when this many points in a row do not show it: one quiet quarter of a day is not enough.
 OVER_LOOKS = 4
-#: Under this name it is kept of which GPU each series is.
+#: The name under which the GPU of each series is stored.
 PARTS = "gpu-parts"
-#: Points whose mean is the present level: a day.
+#: The present level is the mean of this many points: a day.
 _NOW_POINTS = 4
 
 
@@ -66,12 +66,13 @@ class _Followed:
 
 
 class Forecasts(Detector):
-    """The trends of one cluster. The same samples and moments give the same findings."""
+    """The trends of one cluster. Deterministic: the same samples at the same moments give the same
+    findings."""
 
     def __init__(
         self, rules: Sequence[ForecastRule], catalogue: Catalogue, before: "Forecasts | None" = None
     ) -> None:
-        """`before`: those of the rules until now. Rules that did not change keep what they know."""
+        """`before`: the forecasts of the earlier rules. Unchanged rules keep their data."""
         before_by_name = {followed.rule.name: followed for followed in before.followed} if before else {}
         self.followed = [
             before_by_name[rule.name]
@@ -82,7 +83,7 @@ class Forecasts(Detector):
         expressions = [expr for followed in self.followed for expr in (followed.value, followed.only)]
         self._program = Program([expr for expr in expressions if expr is not None])
         self.looked_s = before.looked_s if before else -math.inf
-        #: Node and GPU -> the part that was seen there last.
+        #: Node and GPU -> the part last seen there.
         self.parts: dict[tuple[str, int], str] = before.parts if before else {}
 
     @property
@@ -116,7 +117,7 @@ class Forecasts(Detector):
         self.parts = {(node, gpu): part for node, gpu, part in parts}
 
     def know_parts(self, telemetry: Telemetry, gpus: Sequence[tuple[str, int, str]]) -> None:
-        """Where the part is another one, a new series begins."""
+        """Starts a new series where the part has been replaced."""
         changed = []
         for node, gpu, part in gpus:
             before = self.parts.get((node, gpu))
@@ -138,7 +139,7 @@ class Forecasts(Detector):
     # --- looking ----------------------------------------------------------------------------------------
 
     def tick(self, look: Look) -> Detections:
-        """Cheap but for each `LOOK_S`."""
+        """Cheap, except once per `LOOK_S`."""
         telemetry, now = look.telemetry, look.now
         at_s = now.timestamp()
         if at_s - self.looked_s >= LOOK_S:
@@ -156,7 +157,7 @@ class Forecasts(Detector):
         return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
     def _place(self, followed: _Followed, telemetry: Telemetry) -> None:
-        """Rows that appeared since the last look get what was kept of them."""
+        """Gives stored data to rows that appeared since the last look."""
         components = telemetry.axis(followed.rule.scope).components()
         if followed.saved is not None and len(components) > followed.placed:
             followed.saved.give(followed.series, components, followed.placed)
@@ -179,7 +180,7 @@ def _follow(rule: ForecastRule, catalogue: Catalogue) -> _Followed:
 def _readings(
     followed: _Followed, telemetry: Telemetry, moment: Moment, now: datetime
 ) -> NDArray[np.float64]:
-    """(n,) of the rule's axis, NaN where nothing is known, or the rule is not for it."""
+    """(n,) of the rule's axis; NaN where unknown, or where the rule does not apply."""
     rule, n = followed.rule, telemetry.axis(followed.rule.scope).n
     found = np.full(n, np.nan)
     if followed.value is not None:
@@ -194,9 +195,9 @@ def _readings(
 
 
 def _judged(rule: ForecastRule, series: NDArray[np.float64]) -> Outlook:
-    """(points, k) -> trends. What is not likely to reach the limit in time is NaN."""
+    """(points, k) -> trends. NaN where the limit is not likely to be reached in time."""
     limit = rule.limit
-    if rule.decades:  # what is far below `least` is all alike: a quiet part
+    if rule.decades:  # values far below `least` are all alike: a quiet part
         series = np.log10(np.maximum(series, rule.least / 10))
         limit = math.log10(limit)
     found = outlook(series, POINT_S / 86400, limit, falls=rule.falls)
@@ -235,7 +236,7 @@ def _judge(followed: _Followed, telemetry: Telemetry, now: datetime) -> None:
         followed.spells.show(where, trend, now)
     for where in [where for where in followed.spells.on if where not in soon]:
         row = axis.row(where)
-        # Silence does not mean that it is over.
+        # Missing data does not mean that the trend is over.
         if row is not None and row < len(level) and np.isfinite(level[row]):
             followed.spells.miss(where, now)
 

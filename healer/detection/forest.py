@@ -1,7 +1,7 @@
-"""Nodes that are unusual in many slow features at once, among their peers and against their own past, by the
-model of their class; and nodes that changed, by the same features.
+"""Nodes that are unusual in many slow features at once, among their peers and against their own past,
+according to the model of their class; and nodes that changed, by the same features.
 
-It raises evidence and never acts alone: its rule has no playbook. Method and limits: `docs/detection.md`.
+It only provides evidence and never acts: its rule has no playbook. Method and limits: `docs/detection.md`.
 """
 
 from collections import deque
@@ -31,13 +31,15 @@ from healer.observations.telemetry_windows import Telemetry
 from healer.text import joined, quoted, say
 
 UNUSUAL = "unusual-node"
-#: A node is reported once it was above its threshold for this long.
+#: A node is reported once it has been above its threshold for this long.
 HOLD = timedelta(minutes=5)
-#: More of a class than this at once (and at least so many) are no unusual nodes: the class has changed.
+#: If more than this share of a class (and at least so many nodes) is unusual at once, not the nodes but the
+#: class has changed.
 SHARED, SHARED_LEAST = 0.1, 3
 #: Scores kept for a chart: half an hour.
 CHART_SAMPLES = 60
-#: Feature history: a row every 5 min; every 30 s while a class has so few; at most so many nodes in one.
+#: Feature history: a row every 5 min, or every 30 s while a class has this few rows; at most this many nodes
+#: per row.
 KEEP_S = 300.0
 FEW_ROWS = 20
 NODES_KEPT = 1500
@@ -48,9 +50,9 @@ Rows = NDArray[np.intp]
 
 
 class Forest(Detector):
-    """Scores every node of a class that has a model, every 30 s. One thread owns it.
+    """Scores every node of a class that has a model, every 30 s. Used by one thread only.
 
-    `models` gives the models of the cluster, and is asked at each scoring; `keep` takes feature rows for
+    `models` returns the models of the cluster, and is called at each scoring; `keep` takes feature rows for
     later training. Neither may raise.
     """
 
@@ -61,13 +63,14 @@ class Forest(Detector):
         self._begin(None)
 
     def _begin(self, telemetry: Telemetry | None) -> None:
-        """Starts without any memory: rows of another telemetry are other nodes."""
+        """Starts without any memory: rows of another telemetry are different nodes."""
         self._of = telemetry
         self._features = NodeFeatures()
         self._own = OwnPast(len(OWN_NAMES))
         self._sampled_at: datetime | None = None
         self._history: deque[tuple[datetime, Floats]] = deque(maxlen=CHART_SAMPLES)
-        #: (2, nodes), s since 1970: above its threshold, or at most there, since then; NaN: not scored.
+        #: (2, nodes), s since 1970: since when above its threshold, and since when not above; NaN: not
+        #: scored.
         self._since = np.zeros((2, 0))
         self._reports = Reports()
 
@@ -105,7 +108,7 @@ class Forest(Detector):
             self._reports.forget(node)
 
     def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
-        # Before the first look there is nothing, and it must not replace what was kept.
+        # Before the first look there is no data, and nothing must replace the stored data.
         return {DRIFTED: self._shifts.pack(telemetry)} if self._shifts.levels.columns else {}
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
@@ -116,8 +119,8 @@ class Forest(Detector):
         return self._shifts.levels.nbytes
 
     def _matrix(self, telemetry: Telemetry, of_class: Mapping[Class, Rows], now: datetime) -> Matrix:
-        """(nodes, all features): against the peers, then against the node's own past. Only nodes at work are
-        compared with their past: it says nothing of idle ones."""
+        """(nodes, all features): against the peers, then against the node's own past. Only working nodes are
+        compared with their past, which says nothing about idle ones."""
         peers, usual = self._features.matrix(now), self._shifts.usual(telemetry)
         idle = np.ones(len(peers), np.bool_)
         for (_, load), rows in of_class.items():
@@ -143,7 +146,7 @@ class Forest(Detector):
                 scores[rows], thresholds[rows] = model.scorer.score(values), model.threshold
                 scored.append((model, rows))
         self._history.append((now, scores))
-        # A node that is not scored is neither above nor below: its time starts over when it is scored again.
+        # A node without a score is neither above nor below: its time restarts when it is scored again.
         before = np.full((2, n), np.nan)
         before[:, : self._since.shape[1]] = self._since[:, :n]
         states = np.stack([scores > thresholds, scores <= thresholds])
@@ -237,7 +240,7 @@ class Forest(Detector):
                 continue
             rows = np.intersect1d(all_rows, measured, assume_unique=True)
             if len(rows) > NODES_KEPT:
-                # Another part of them each time.
+                # A different selection each time.
                 rows = np.sort(np.roll(rows, -count * NODES_KEPT)[:NODES_KEPT])
             if len(rows):
                 self._kept[name] = count + 1, now

@@ -1,4 +1,4 @@
-"""What nodes say of a job that makes no step: whether its GPUs are idle, and ports that went down."""
+"""Evidence from nodes about a job that makes no step: whether its GPUs are idle, and ports that went down."""
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -12,23 +12,23 @@ from healer.observations.rings import WINDOW_S
 from healer.observations.telemetry_windows import Telemetry
 from healer.text import Said, say
 
-#: All GPUs have to be quiet for this long: a job at work pauses too.
+#: All GPUs must be quiet for this long: a working job pauses too.
 QUIET_S = 60.0
 _LIMITS = ("power_limit_enforced_w", "power_limit_w", "power_limit_default_w")
 
-#: Whether all GPUs of a job are idle at that moment; None: not known.
+#: Whether all GPUs of a job are idle at that moment; None: unknown.
 AtRest = Callable[[Telemetry, SlurmJob, datetime], bool | None]
 
 
 def at_rest(telemetry: Telemetry, job: SlurmJob, now: datetime) -> bool | None:
-    """Whether none of the job's GPUs computed for a minute; None where that is not known of all of them."""
+    """Whether none of the job's GPUs computed for a minute; None if that is unknown for any of them."""
     rows_by_node = [_gpu_rows(telemetry, job, node) for node in job.nodes]
     if not rows_by_node or any(rows is None or not len(rows) for rows in rows_by_node):
         return None
     rows = np.concatenate([rows for rows in rows_by_node if rows is not None])
 
     def highest(signal: str) -> NDArray[np.float64]:
-        """(n,) the highest value of the last minute, NaN where nothing came."""
+        """(n,) the highest value of the last minute, NaN without data."""
         if telemetry.scope_of(signal) is None:
             return np.full(len(rows), np.nan)
         window = telemetry.window(signal, QUIET_S, now)[:, rows].astype(np.float64)
@@ -46,13 +46,13 @@ def at_rest(telemetry: Telemetry, job: SlurmJob, now: datetime) -> bool | None:
     return True if bool((idle | waits).all()) else None
 
 
-#: Of a minute's figures so many have to be there. More of the other nodes than this share have such processes
-#: too: then they wait for a file server.
+#: This many of a minute's figures must be present. If more than this share of the other nodes has such
+#: processes too, they wait for a file server.
 BLOCKED, FIGURES_LEAST, BLOCKED_TOO = "procs_blocked", 3, 0.1
 
 
 def are_blocked(telemetry: Telemetry, node: str, nodes: Iterable[str], now: datetime) -> bool:
-    """Whether processes of the node have waited in the kernel (state D) for a minute, and on the others of
+    """Whether processes of the node have waited in the kernel (state D) for a minute while those on the other
     `nodes` have not."""
     if telemetry.scope_of(BLOCKED) is not Scope.node:
         return False
@@ -70,7 +70,7 @@ def are_blocked(telemetry: Telemetry, node: str, nodes: Iterable[str], now: date
 
 
 def _gpu_rows(telemetry: Telemetry, job: SlurmJob, node: str) -> NDArray[np.int64] | None:
-    """Rows of the job's GPUs on the node; None where one of them was never heard of."""
+    """Rows of the job's GPUs on the node; None if one of them was never seen."""
     rows = telemetry.rows_of(node, Scope.gpu)
     allocated = job.gpus.get(node)
     if allocated is None:
@@ -90,8 +90,8 @@ _STATES = (("ib_state", (4, 5), (1, 2)), ("net_carrier", (1,), (0,)))
 def ports_down(
     telemetry: Telemetry, nodes: Iterable[str], now: datetime, since: datetime | None = None
 ) -> dict[str, NodeReport]:
-    """Of these nodes, those with a port that is down and went down after `LOOK_S` before `since` (None: now).
-    What is longer ago than telemetry is kept is not known."""
+    """Of these nodes, those with a port that is down and went down later than `LOOK_S` before `since` (None:
+    now). Events from before the telemetry's window are unknown."""
     look_s = min(LOOK_S + (now - since).total_seconds() if since is not None else LOOK_S, WINDOW_S)
     found: dict[str, NodeReport] = {}
     parts = telemetry.axis(Scope.link).components()
@@ -109,7 +109,7 @@ def ports_down(
 
 
 def _ends_in(window: NDArray[np.floating], values: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Which columns hold one of these as their last finite figure. (slots, n) -> (n,)."""
+    """(slots, n) -> (n,) whether the last finite figure of a column is one of `values`."""
     finite = np.isfinite(window)
     last = len(window) - 1 - np.argmax(finite[::-1], axis=0)
     return finite.any(axis=0) & np.isin(window[last, np.arange(window.shape[1])], values)
@@ -122,7 +122,7 @@ def _down_text(where: Component) -> Said:
 
 
 def are_measured_since(telemetry: Telemetry, nodes: Iterable[str], since: datetime, now: datetime) -> bool:
-    """Whether each of these nodes whose ports are measured was measured after that."""
+    """Whether each of these nodes whose ports are measured has a measurement after that time."""
     for signal, _, _ in _STATES:
         if telemetry.scope_of(signal) is not Scope.link:
             continue
@@ -138,7 +138,7 @@ def are_measured_since(telemetry: Telemetry, nodes: Iterable[str], since: dateti
 def _went_down(
     values: np.ndarray, times: np.ndarray, up: tuple[int, ...], down: tuple[int, ...]
 ) -> float | None:
-    """When the last change from up to down was, if it is still down; (k,) slots, oldest first."""
+    """When the last change from up to down happened, if it is still down; (k,) slots, oldest first."""
     valid = np.flatnonzero(np.isfinite(values))
     if not len(valid) or values[valid[-1]] not in down:
         return None

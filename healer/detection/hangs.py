@@ -1,8 +1,8 @@
-"""Hangs: a job whose steps stop while Slurm shows it running, and which rank the others wait for.
+"""Hangs: a job whose steps stop while Slurm shows it running, and the rank that the others wait for.
 
-Silence alone is no hang: its ranks have to report that they are stuck, or its GPUs have to be idle, or one of
-its nodes has to have lost a link, a file system, a disk or memory. Where one node alone has, and its own
-kernel or port says so, the node is found too: its word and the job's ranks agree. A job that has not made its
+Silence alone is no hang: its ranks must report that they are stuck, or its GPUs must be idle, or one of its
+nodes must have lost a link, a file system, a disk or memory. If a single node has, according to its own
+kernel or port, that node is blamed too: its report and the job's ranks agree. A job that has not made its
 first step is judged by its earlier starts (`job_starts`).
 """
 
@@ -34,21 +34,21 @@ from healer.observations.steps import LifeKey, active_job, is_of_life
 from healer.observations.telemetry_windows import Telemetry
 from healer.text import Said, joined, say
 
-#: An older snapshot of Slurm shows no job as running.
+#: An older Slurm snapshot does not show that a job is running.
 PICTURE_S = 30.0
-#: Without a report by this process, a step that came this recently means that the job goes on.
+#: If this process has no report, a step that came this recently means that the job continues.
 GOES_ON_S = 30.0
-#: Before this a rank that reported fewer steps than others is not missing yet.
+#: Before this time, a rank that reported fewer steps than others does not count as missing.
 HEARD_S = 15.0
 
-#: The nodes of these that have lost what a job may need.
+#: Those of the given nodes that have lost something a job may need.
 ReportsOf = Callable[[Iterable[str]], Mapping[str, NodeReport]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Hang:
-    """`begun`: since when no step was made. `reports`: losses that may be why, of all that the job's nodes
-    have `lost`. `confidence` is 0..1."""
+    """`begun`: since when no step was made. `reports`: losses that may explain it, out of all that the job's
+    nodes have `lost`. `confidence` is 0..1."""
 
     watch: JobWatch
     stand: Standstill
@@ -60,7 +60,7 @@ class _Hang:
     waits: bool = False
 
     def finding(self, look: Look, *, quiet: bool) -> Finding:
-        """`quiet`: the job's GPUs agree, a second sense."""
+        """`quiet`: the job's GPUs agree, as a second sense."""
         watch, stand, job, now = self.watch, self.stand, self.watch.job, look.now
         places = job.places(look.slurm)
         suspects = suspects_of(job, stand, places, self.reports)
@@ -101,7 +101,7 @@ class _Hang:
         )
 
     def blamed(self, look: Look) -> Finding | None:
-        """The node that has stopped the job, if that is sure."""
+        """The node that stopped the job, if that is certain."""
         if (look.now - self.begun).total_seconds() <= self.watch.after_s(STOPPED):
             return None
         life = self.watch.job
@@ -118,7 +118,7 @@ class _Hang:
 
 
 class Hangs(Detector):
-    """Follows all jobs. Its memory grows with the jobs that `StepTimes` holds."""
+    """Follows all jobs. Memory grows with the jobs that `StepTimes` holds."""
 
     def __init__(self, rests: AtRest = at_rest) -> None:
         self._rests = rests
@@ -136,8 +136,8 @@ class Hangs(Detector):
         return Detections(at=look.now, findings=findings, clear_since=dict(self._clear))
 
     def glance(self, look: Look) -> tuple[Finding, ...]:
-        """Jobs stuck because of what a node has lost. Other hangs wait for a tick, which looks at the
-        GPUs."""
+        """Jobs that are stuck because of what a node has lost. Other hangs wait for a tick, which examines
+        the GPUs."""
 
         def lost(nodes: Iterable[str]) -> dict[str, NodeReport]:
             return reported_losses(look, nodes)
@@ -162,7 +162,7 @@ class Hangs(Detector):
         self, look: Look, reports_of: ReportsOf, rests: AtRest, *, for_reports: bool = False
     ) -> Iterator[Finding]:
         """Hangs that are due to be reported, and nodes that caused one. `for_reports`: only hangs explained
-        by what a node has lost."""
+        by a loss on a node."""
         for watch, shown in self._follow(look):
             moved_at = watch.moved_at or look.now
             begun = max(moved_at, look.listening_since or moved_at)
@@ -184,7 +184,8 @@ class Hangs(Detector):
                 yield blamed
 
     def _follow(self, look: Look) -> list[tuple[JobWatch, SlurmJob]]:
-        """Takes in new steps; the watches of jobs that Slurm shows running in the life that reported them."""
+        """Processes new steps; returns the watches of jobs that Slurm shows running in the life that reported
+        them."""
         slurm, now = look.slurm, look.now
         before = {watch.job.job: watch for watch in self._watches.values()}
         self._watches = watch_jobs(self._watches, look.steps, JobWatch)
@@ -197,7 +198,7 @@ class Hangs(Detector):
             watch.follow(now)
             shown = slurm.whole(job.job) if slurm is not None and _is_fresh(slurm, now) else None
             if shown is None or shown.state != "RUNNING" or "COMPLETING" in shown.flags:
-                # Suspended or starting again: steps not made meanwhile were not missed.
+                # Suspended or restarting: steps not made meanwhile do not count as missing.
                 watch.moved_at = now if shown is not None and watch.moved_at is not None else watch.moved_at
             elif job.vouched and is_of_life(job, shown):
                 self._starts.note(job, shown, look.listening_since)
@@ -245,7 +246,7 @@ def _find_hang(
         idle = rests(look.telemetry, shown, look.now)
         if idle is False or (idle is None and not stand.speaks):
             return None
-    # What was lost longer ago, where the job waits for that very node.
+    # Older losses count if the job waits for that very node.
     waits_for = {part.node for part in suspects_of(watch.job, stand, watch.job.places(look.slurm), ())}
     reports = {node: report for node, report in lost.items() if node in waits_for}
     return _Hang(watch, stand, begun, reports, lost, 0.9 if sure else 0.7, waits=sure)

@@ -1,4 +1,4 @@
-"""How long a rule's condition has held, by samples that are new: without new samples it ends."""
+"""How long a rule's condition has held, according to new samples: without new samples it ends."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -12,18 +12,18 @@ from healer.detection.language.truth_columns import FALSE, TRUE, UNKNOWN, Truth
 from healer.model import Catalogue, Scope
 from healer.observations.telemetry_windows import Telemetry
 
-#: The arguments of these functions may be about missing samples.
+#: Functions whose arguments may be about missing samples.
 _OF_SILENCE = frozenset({"age", "known"})
 
 Times = NDArray[np.float64]
 
 
 def rests_on(when: Expr, signal: str, catalogue: Catalogue) -> frozenset[str]:
-    """Measured signals of a rule that shows `signal`: of the conditions joined by `and` those that name it,
-    or else all. A signal of another sender, or a rare one, neither ages nor renews what the rule shows.
+    """Measured signals of a rule that shows `signal`: of the conditions joined by `and` only those that name
+    it, else all. A signal of another sender, or a rare one, must neither age nor renew what the rule shows.
 
-    Signals derived from Slurm's snapshot are always new, and count only where there are no others. Empty for
-    a rule about silence.
+    Signals derived from the Slurm snapshot are always new, and count only if there are no others. Empty for a
+    rule about silence.
     """
     conditions = when.args if when.op == "and" else (when,)
     showing = [condition for condition in conditions if signal in condition.signals] or conditions
@@ -41,15 +41,15 @@ def _signals(expr: Expr) -> Iterator[str]:
 
 
 class Heard:
-    """When signals were last sampled, in one tick; times in s since 1970."""
+    """When signals were last sampled, within one tick; times in s since 1970."""
 
     def __init__(self, telemetry: Telemetry, catalogue: Catalogue, now: datetime) -> None:
         self._telemetry, self._catalogue, self._now_s = telemetry, catalogue, now.timestamp()
         self._on: dict[tuple[str, Scope], Times] = {}
 
     def newest(self, signals: frozenset[str], scope: Scope) -> Times | None:
-        """(n of `scope`,) the newest sample of any of them, at most now, -inf where there is none; of a row
-        with parts the newest of any part. None: the rule rests on no samples."""
+        """(n of `scope`,) the newest sample of any of the signals, at most now, -inf where there is none; for
+        a row with parts the newest of any part. None: the rule depends on no samples."""
         if not signals:
             return None
         found = np.full(self._telemetry.axis(scope).n, -np.inf)
@@ -80,9 +80,9 @@ class Heard:
 
 Rows = NDArray[Any]
 
-#: A pause of the ticks counts as held no longer than this.
+#: A pause of the ticks counts as held for at most this long.
 LONGEST_TICK_S = 30.0
-#: A rule that needs no holding still forgives an unknown of this length: two missed scrapes of 15 s.
+#: A rule without `for` still tolerates an unknown of this length: two missed scrapes of 15 s.
 LEAST_PATIENCE_S = 30.0
 
 _COLUMNS = ("rows", "began", "held", "quiet", "_first", "_newest", "reported")
@@ -92,7 +92,7 @@ class Holds:
     """Rows of one rule whose condition holds, sorted, each with when it `began` and how long it was `held`.
 
     Time during which the condition is unknown does not count as held, nor does time after the newest sample:
-    a single sample holds for no time. Unknown for longer than the rule's `for` (at least 30 s), it starts
+    a single sample holds for no time. If unknown for longer than the rule's `for` (at least 30 s), it starts
     over.
     """
 
@@ -103,7 +103,7 @@ class Holds:
         self.began = np.zeros(0)
         self.held = np.zeros(0)
         self.quiet = np.zeros(0)
-        # Of the sample with which it began, and of the newest since.
+        # Times of the sample at its beginning, and of the newest since.
         self._first = np.zeros(0)
         self._newest = np.zeros(0)
         #: When it was last reported; NaN: not yet.
@@ -111,9 +111,9 @@ class Holds:
         self._at_s: float | None = None
 
     def update(self, truth: Truth, at_s: float, heard: NDArray[np.float64] | None = None) -> Rows:
-        """Takes in one tick (`truth` (n,)); returns the reported rows whose condition is now known false.
+        """Processes one tick (`truth` (n,)); returns the reported rows whose condition is now known false.
 
-        `heard` (n,): the newest sample that the condition rests on; None: it rests on none.
+        `heard` (n,): the newest sample that the condition depends on; None: it depends on none.
         """
         passed = 0.0 if self._at_s is None else min(max(at_s - self._at_s, 0.0), LONGEST_TICK_S)
         self._at_s = at_s
@@ -121,7 +121,7 @@ class Holds:
         if not len(true) and not len(self.rows):
             return self.rows
         state = truth[self.rows]
-        # Between two ticks it held if it did at both ends.
+        # It held between two ticks if it held at both ends.
         self.held[(state == TRUE) & (self.quiet == 0)] += passed
         self.quiet = np.where(state == UNKNOWN, self.quiet + passed, 0.0)
         self._newest = np.where(state == TRUE, _heard(heard, self.rows, at_s), self._newest)
@@ -139,8 +139,8 @@ class Holds:
         return (self.held >= self.for_s) & (covered_s >= self.for_s) & (self.quiet == 0)
 
     def forget(self, rows: Rows) -> None:
-        """These start over."""
-        if len(self.rows):  # mostly nothing is held, and each rule is called for a node that returns
+        """Resets these rows."""
+        if len(self.rows):  # usually nothing is held, and this runs for each rule when a node returns
             self._keep(~np.isin(self.rows, rows))
 
     def _keep(self, kept: NDArray[np.bool_]) -> None:
@@ -157,7 +157,8 @@ class Holds:
 
 
 def _heard(heard: NDArray[np.float64] | None, rows: Rows, at_s: float) -> NDArray[np.float64]:
-    """(m,) of these rows. A condition that is true without any sample is about silence: then time counts."""
+    """(m,) of these rows. A condition that is true without any sample is about silence: then time itself
+    counts."""
     if heard is None:
         return np.full(len(rows), at_s)
     return np.where(np.isfinite(heard[rows]), heard[rows], at_s)

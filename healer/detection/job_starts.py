@@ -1,8 +1,9 @@
-"""Jobs that start: how long that usually takes, and the node whose own fault keeps one from its first step.
+"""Jobs that start: how long that usually takes, and the node whose own fault keeps a job from its first step.
 
-A life without a step has no pace of its own. What it is compared with is how long this job's earlier starts
-took, or the node's processes: those that wait in the kernel for a minute, where the job's other nodes have
-none, wait for what the node has lost. A start in which a node lost something is no measure of the next.
+A life without a step has no pace of its own. It is compared with how long this job's earlier starts took, or
+judged by the node's processes: if they wait in the kernel for a minute while none of the job's other nodes
+has such processes, they wait for what the node has lost. A start in which a node lost something is no
+reference for the next one.
 """
 
 from collections.abc import Collection, Iterator
@@ -19,20 +20,20 @@ from healer.model.faults import Trait, fault_is
 from healer.observations.steps import JobSteps, is_of_life
 from healer.text import Said, joined, say
 
-#: Under this name it is kept for the next start of healer.
+#: The name under which it is stored for healer's next start.
 STARTS = "job-starts"
-#: A start lasts too long after so many times what this job's last ones took (their median, of two the
-#: longer), and at least this. With processes that wait in the kernel, after this alone.
+#: A start is too long after this many times this job's last starts (their median; of two, the longer), and at
+#: least this. With processes that wait in the kernel, after the latter alone.
 TIMES, LEAST_S, STARTS_KEPT = 1.5, 60.0, 5
-#: Slurm may not show a job while it waits to start again. What is known of it is kept for so long.
+#: Slurm may not show a job while it waits to start again. Its data is kept for this long.
 UNSHOWN = timedelta(days=1)
-#: Where no sender at all was heard for longer, healer may be cut off, and steps are made unheard.
+#: If no sender at all was heard for longer than this, healer may be cut off and miss steps.
 HEARD = timedelta(seconds=30)
 
 
 @dataclass(slots=True)
 class _Start:
-    """One start of a job. `losses`: node -> what it lost last; the picture keeps that for minutes only."""
+    """One start of a job. `losses`: node -> its last loss; the picture keeps that only for minutes."""
 
     at: datetime
     losses: dict[str, NodeReport] = field(default_factory=dict)
@@ -40,21 +41,21 @@ class _Start:
 
 
 class Starts:
-    """Follows the starts of jobs that report steps. Its memory grows with the jobs that Slurm shows."""
+    """Follows the starts of jobs that report steps. Memory grows with the jobs that Slurm shows."""
 
     def __init__(self, rests: AtRest) -> None:
         self._rests = rests
-        #: Job -> its last starts, s; and the start whose end was seen last.
+        #: Job -> its last starts, s; and the last start whose end was seen.
         self._took_s: dict[str, list[float]] = {}
         self._ended: dict[str, datetime] = {}
         self._now: dict[str, _Start] = {}
         self._unshown_since: dict[str, datetime] = {}
-        #: Node -> when it was last repaired or booted: what it lost before is no reason any more.
+        #: Node -> when it was last repaired or booted: earlier losses no longer explain anything.
         self._renewed: dict[str, datetime] = {}
 
     def note(self, life: JobSteps, shown: SlurmJob, listening_since: datetime | None) -> None:
-        """The life makes steps. Its start counts if senders were heard all the time: else its first step may
-        have come before."""
+        """Records that the life makes steps. Its start counts if senders were heard all the time; otherwise
+        its first step may have been missed."""
         started, name = shown.start_at, shown.id
         if started is None or self._ended.get(name) == started:
             return
@@ -69,7 +70,7 @@ class Starts:
         self._took_s[name] = [*self._took_s.get(name, ()), took_s][-STARTS_KEPT:]
 
     def stuck(self, look: Look, slurm: SlurmSnapshot) -> Iterator[Finding]:
-        """Nodes that keep a job from its first step. `slurm`: as it is now."""
+        """Nodes that keep a job from its first step. `slurm`: the present snapshot."""
         self._forget(slurm.jobs, look.now)
         lives = {life.job: life for life in look.steps.jobs()}
         judged = (slurm.whole(name) for name in self._took_s)
@@ -87,14 +88,14 @@ class Starts:
         self._renewed[node] = since
 
     def pack(self) -> dict[str, bytes]:
-        # Before the first one there is nothing, and it must not replace what was kept.
+        # Before the first start there is no data, and nothing must replace the stored data.
         return {STARTS: msgspec.json.encode(self._took_s)} if self._took_s else {}
 
     def load(self, packed: bytes) -> None:
         """Raises ValueError."""
         try:
             took_s = msgspec.json.decode(packed, type=dict[str, float | list[float]])
-            # An earlier version kept the longest alone.
+            # An earlier version stored only the longest.
             self._took_s = {job: last if isinstance(last, list) else [last] for job, last in took_s.items()}
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from error
@@ -108,7 +109,7 @@ class Starts:
                 self._ended.pop(name, None)
 
     def _followed(self, shown: SlurmJob, look: Look) -> _Start:
-        """The start with what its nodes have lost by now."""
+        """The start, with what its nodes have lost so far."""
         start, at = self._now.get(shown.id), shown.start_at or look.now
         if start is None or start.at != at:
             start = _Start(at)
@@ -138,7 +139,7 @@ class Starts:
         blocked = are_blocked(look.telemetry, node, shown.nodes, look.now)
         if not blocked and lasts_s <= TIMES * self._usual_s(shown.id):
             return None
-        # A start that computes goes on.
+        # A start that computes is not stuck.
         if self._rests(look.telemetry, shown, look.now) is False:
             return None
         stop = Stop(
@@ -165,7 +166,7 @@ class Starts:
 
 
 def _starts(shown: SlurmJob, life: JobSteps | None) -> bool:
-    """Whether Slurm shows it running, and this life has made no step."""
+    """Whether Slurm shows the job running while this life has made no step."""
     if shown.state != "RUNNING" or "COMPLETING" in shown.flags or shown.start_at is None:
         return False
     return life is None or not is_of_life(life, shown)

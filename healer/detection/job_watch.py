@@ -1,4 +1,4 @@
-"""The pace of one life of a job, and after how long without a step it counts as stuck."""
+"""The pace of one life of a job, and how long it may go without a step before it counts as stuck."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -15,14 +15,15 @@ from healer.model import NodeReport
 from healer.model.faults import Trait, fault_is
 from healer.observations.steps import JobSteps
 
-#: Times between ends of steps that are needed before a job can be called stuck. Before, its pace is the
-#: longest of those it has, which is enough only with a loss of a node, and after this time.
+#: Gaps between ends of steps that are needed before a job can be called stuck. With fewer, its pace is the
+#: longest of them, which only suffices together with a loss on a node, and after this time.
 GAPS_LEAST, YOUNG_S = 8, 60.0
 
 
 class Patience(NamedTuple):
-    """How long a job may make no step: so many of its median gaps, at least `least_s`, and so many of its
-    longest pauses, which may add `pause_s` at most: one long outage must not blind healer for its life."""
+    """How long a job may make no step: this many of its median gaps, at least `least_s`, and this many of its
+    longest pauses, which add at most `pause_s`: one long outage must not make healer blind for the job's
+    life."""
 
     gaps: float
     least_s: float
@@ -30,32 +31,32 @@ class Patience(NamedTuple):
     pause_s: float
 
 
-#: Ranks wait in a collective. Before NCCL's ten minutes; long enough for one that compiles or collects
-#: garbage.
+#: Ranks wait in a collective. Shorter than NCCL's ten minutes, but long enough for a rank that compiles or
+#: collects garbage.
 SURE = Patience(5.0, 60.0, 2.0, 150.0)
 #: No rank reports that it waits; a checkpoint or an evaluation looks the same.
 UNSURE = Patience(10.0, 180.0, 3.0, 400.0)
 #: One of its nodes has lost something: the node is taken out, and the job requeued.
 STOPPED = Patience(3.0, 20.0, 1.5, 150.0)
-#: One of its nodes has lost a link, and it made at most so many steps since: as soon as a step is overdue by
-#: half, and at least this. A link that flaps lets a job go on.
+#: One of its nodes has lost a link, and the job made at most this many steps since: as soon as a step is half
+#: a gap overdue, and at least this. With a flapping link a job continues.
 AT_ONCE_S, AT_ONCE_STEPS, LINK_GAPS = 2.0, 1, 1.5
-#: It made more steps: only once its ranks could have reported a checkpoint or an evaluation, and only for a
-#: link that was lost shortly before the last step came.
+#: The job made more steps: only when its ranks would have reported a checkpoint or an evaluation, and only
+#: for a link lost shortly before the last step arrived.
 LINK_S, LINK_BEFORE = 12.0, timedelta(seconds=60)
-#: A gap above this quantile of the job's reporting gaps is overdue; with fewer gaps `SENDS_S` is assumed.
+#: A gap above this quantile of the job's reporting gaps is overdue; with fewer gaps, `SENDS_S` is assumed.
 IN_TURN, NEWS_LEAST = 0.9, 8
-#: Pace of senders.
+#: The senders' interval.
 SENDS_S = 5.0
-#: Reported sooner than `AGAIN_AFTER` if other ranks are missing; and twice, if the GPUs are quiet too: two
-#: such looks prove a hang.
+#: Reported sooner than `AGAIN_AFTER` if other ranks are missing; and twice if the GPUs are quiet too, because
+#: two such looks prove a hang.
 CHANGED_AFTER, LOOKS, LOOKS_APART = timedelta(seconds=30), 2, timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
     """The step at which the job was reported as stuck, the ranks missing then, and when. `quiet`: when its
-    GPUs were quiet too, as reported."""
+    GPUs were reported as quiet too."""
 
     step: int
     missing: tuple[int, ...]
@@ -65,18 +66,18 @@ class _Reported:
 
 @dataclass(slots=True, eq=False)
 class JobWatch:
-    """What is followed of one life of a job."""
+    """The state followed for one life of a job."""
 
     job: JobSteps
     rewound: int
     newest: int = -1
-    #: When the newest step was heard of.
+    #: When the newest step was received.
     moved_at: datetime | None = None
     usual_s: float = float("nan")
     longest_s: float = 0.0
-    #: `usual_s` is of fewer than `GAPS_LEAST` steps, and of no life before.
+    #: `usual_s` is from fewer than `GAPS_LEAST` steps, and not from an earlier life.
     is_young: bool = False
-    #: The last steps before hangs that were reported.
+    #: The last steps before reported hangs.
     hung_at: deque[int] = field(default_factory=lambda: deque(maxlen=16))
     reported: _Reported | None = None
     #: When a node was last reported as the cause of this standstill.
@@ -97,13 +98,13 @@ class JobWatch:
             self.usual_s, self.is_young = float(gaps.max()), True
 
     def _gaps(self) -> NDArray[np.float64]:
-        """(k,) s between the ends of steps, without hangs: they are no pauses of the job's own."""
+        """(k,) s between the ends of steps, without hangs, which are not the job's own pauses."""
         rows = np.flatnonzero((self.job.number >= 0) & np.isfinite(self.job.at))
         rows = rows[np.argsort(self.job.number[rows])]
         return np.diff(self.job.at[rows])[~np.isin(self.job.number[rows[:-1]], self.hung_at)]
 
     def limit_s(self, stand: Standstill) -> float | None:
-        """Seconds after which it counts as stuck; None: not by what its ranks report."""
+        """Seconds after which it counts as stuck; None: its ranks' reports do not show that."""
         if not stand.speaks:
             return self.after_s(UNSURE)
         if stand.all_between:
@@ -112,14 +113,14 @@ class JobWatch:
         return self.after_s(SURE if waits else UNSURE)
 
     def after_s(self, patience: Patience) -> float:
-        """Seconds without a step that this leaves it."""
+        """Seconds without a step that this patience allows the job."""
         gaps, least_s, pauses, pause_s = patience
         return max(least_s, gaps * self.usual_s, min(pauses * self.longest_s, least_s + pause_s))
 
     def reports_to_blame(
         self, reports: Mapping[str, NodeReport], begun: datetime, stalled_s: float
     ) -> dict[str, NodeReport]:
-        """Those of the losses that may be why it has made no step for so long."""
+        """Those losses that may explain why it has made no step for so long."""
         news = self.job.news_s
         news_s = float(np.quantile(news, IN_TURN, method="higher")) if len(news) >= NEWS_LEAST else SENDS_S
         overdue_s = LINK_GAPS * max(self.usual_s, news_s)
@@ -137,7 +138,7 @@ class JobWatch:
         }
 
     def _stopped_by(self, report: NodeReport, overdue_at: datetime) -> bool:
-        """It was not stuck yet when the loss was reported, and made hardly a step since."""
+        """The job was not stuck yet when the loss was reported, and made hardly a step since."""
         ended_at = self.job.at[self.job.number >= 0]
         steps = np.count_nonzero(ended_at > report.at.timestamp())
         return report.at <= overdue_at and bool(steps <= AT_ONCE_STEPS)
@@ -153,7 +154,7 @@ class JobWatch:
         return True
 
     def look_is_due(self, now: datetime) -> bool:
-        """Whether GPUs that are quiet now are one look more."""
+        """Whether GPUs that are quiet now count as one more look."""
         seen = self.reported.quiet if self.reported is not None else ()
         return self.reported is not None and len(seen) < LOOKS and (not seen or now - seen[-1] >= LOOKS_APART)
 
@@ -162,5 +163,5 @@ class JobWatch:
             self.reported = replace(self.reported, quiet=(*self.reported.quiet, now))
 
     def inherit(self, before: "JobWatch") -> None:
-        """A restarted job keeps the pace of its life before until it has shown its own."""
+        """A restarted job keeps the pace of its earlier life until it has shown its own."""
         self.usual_s, self.longest_s, self.is_young = before.usual_s, before.longest_s, before.is_young

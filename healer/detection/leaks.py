@@ -1,9 +1,9 @@
-"""Memory that a job uses up: it falls on its nodes for hours, and leads to nothing left. Names the job.
+"""Memory that a job uses up: free memory on its nodes falls for hours, towards zero. Names the job.
 
-The least free memory of a node's GPUs, and what the host has available (page cache counts as available), are
-followed in points of 10 minutes from the moment the node got this life of this job. It is reported where the
-fall is a trend (Mann-Kendall), lasts through both halves of it, and meets zero within a day (Theil-Sen): what
-an allocator takes at the start, or a cache that fills, ends by itself.
+The least free memory of a node's GPUs and the host's available memory (page cache counts as available) are
+followed in points of 10 minutes, from the moment the node got this life of this job. A leak is reported if
+the fall is a trend (Mann-Kendall), lasts through both halves of it, and reaches zero within a day
+(Theil-Sen). What an allocator takes at the start, or a cache that fills, ends by itself.
 """
 
 from collections.abc import Iterator
@@ -27,18 +27,18 @@ from healer.text import Said, say
 JOB_LEAK = "job-memory-leak"
 LOOK_S = 60.0
 POINT_S = 600.0
-#: Of the last 6 hours; 2 have to be known. A series that falls at each of 12 points has a z of 4.5.
+#: Points of the last 6 hours; 2 hours must be known. A series that falls at each of 12 points has a z of 4.5.
 WINDOW, LEAST_POINTS = 36, 12
 TREND_Z = 4.0
-#: It is reported when nothing will be left within so many hours.
+#: It is reported if nothing will be left within this many hours.
 WITHIN_H = 24.0
-#: It is reported only where this share of the highest level is gone.
+#: It is reported only if this share of the highest level is gone.
 GONE_LEAST = 0.03
-#: It is over when so many points in a row do not show it.
+#: It is over when this many points in a row do not show it.
 OVER_POINTS = 3
 _TOGETHER = 256
 _NODES_NAMED = 4
-#: What is used up, as in the keys of its words.
+#: What is used up, as in the text keys.
 HOST, GPU = "host", "gpu"
 
 
@@ -49,7 +49,7 @@ class _Leak(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class _Fall:
-    """On one node: hours until nothing is left (with their range), and bytes lost an hour."""
+    """On one node: hours until nothing is left (with their range), and bytes lost per hour."""
 
     node: str
     what: str
@@ -62,18 +62,18 @@ class _Fall:
 
 @dataclass(slots=True)
 class Leaks(Detector):
-    """Of all jobs of one cluster."""
+    """The leaks of all jobs of one cluster."""
 
     _of: Telemetry | None = None
     _looked_s: float = -np.inf
     _series: dict[str, Series] = field(default_factory=dict)
-    #: (nodes,) the job's row and its life, as each node's series began with.
+    #: (nodes,) the job's row and its life at the beginning of each node's series.
     _job: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     _life: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     _leaks: Spells[_Leak] = field(default_factory=lambda: Spells(OVER_POINTS))
 
     def tick(self, look: Look) -> Detections:
-        """Cheap but once in `LOOK_S`."""
+        """Cheap, except once per `LOOK_S`."""
         telemetry, slurm, now = look.telemetry, look.slurm, look.now
         at_s = now.timestamp()
         if self._of is not telemetry or at_s < self._looked_s:
@@ -85,7 +85,7 @@ class Leaks(Detector):
         return Detections(at=now, findings=findings, clear_since=self._leaks.cleared(JOB_LEAK, look.watched))
 
     def _begin(self, telemetry: Telemetry) -> None:
-        """Starts without series: rows of another telemetry are other nodes."""
+        """Starts without series: rows of another telemetry are different nodes."""
         self._of, self._looked_s = telemetry, -np.inf
         self._series = {what: Series(counter=False, point_s=POINT_S) for what in (HOST, GPU)}
         self._job = self._life = np.zeros(0, np.int64)
@@ -105,10 +105,10 @@ class Leaks(Detector):
             self._judge(falls, job, telemetry, slurm, now)
 
     def _follow(self, telemetry: Telemetry, slurm: SlurmSnapshot, job: NDArray[np.int64]) -> None:
-        """A node that got another job, or another life of it, starts a new series."""
+        """Starts a new series on a node that got another job, or another life of the same job."""
         shown = (slurm.jobs.get(where.job or "") for where in telemetry.axis(Scope.job).components())
         lives = np.array([*(life.restarts if life is not None else -1 for life in shown), -1], np.int64)
-        life = lives[job]  # -1 reads the last
+        life = lives[job]  # -1 reads the last element
         moved = np.ones(len(job), np.bool_)
         n = len(self._job)
         moved[:n] = (job[:n] != self._job[: len(job)]) | (life[:n] != self._life[: len(job)])
@@ -160,7 +160,7 @@ def _readings(telemetry: Telemetry, now: datetime) -> Iterator[tuple[str, NDArra
 
 
 def _falling(telemetry: Telemetry, series: Series, what: str) -> Iterator[tuple[int, _Fall]]:
-    """Rows whose memory leads to nothing left in time."""
+    """Rows whose memory will run out in time."""
     whole = series.series(np.arange(series.rows))[-WINDOW:]
     enough = np.isfinite(whole).sum(axis=0) >= LEAST_POINTS
     most, newest = np.fmax.reduce(whole, axis=0), series.newest(2)

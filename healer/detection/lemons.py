@@ -1,11 +1,11 @@
-"""Lemons: nodes that fail again and again, though each repair and test in between found nothing that lasted.
+"""Lemons: nodes that fail repeatedly, although each repair and test in between found nothing that lasted.
 
-A sum of points that can be checked by hand. Its base is the node's own faults, each worth 1 on its day and
-1/e after 30 days; points for jobs and tickets are added, and never reach the limit alone. Time out of service
-is shown and worth nothing: a node cannot fail meanwhile. Such a node is put before a person and never taken
-out for it (rule `lemon-node`, playbook `lemon`). The signals are those that Meta names for its lemon nodes
-(arXiv 2410.21680, section on lemon detection); the weights are ours; what they are worth was measured on
-StepFun's trace: `docs/detection.md`."""
+The score is a sum of points that can be checked by hand. Its base is the node's own faults, each worth 1 on
+its day and 1/e after 30 days. Points for jobs and tickets are added, and never reach the limit alone. Time
+out of service is shown but worth nothing, because a node cannot fail meanwhile. Such a node is presented to a
+person and never taken out for it (rule `lemon-node`, playbook `lemon`). The signals are those that Meta names
+for its lemon nodes (arXiv 2410.21680, section on lemon detection). The weights are our own; their value was
+measured on StepFun's trace: `docs/detection.md`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -29,30 +29,30 @@ from healer.ports.transactions import LedgerAway
 from healer.text import Said, joined, say
 
 LEMON_NODE = "lemon-node"
-#: The name under which the marks of jobs are kept.
+#: The name under which the marks of jobs are stored.
 MARKS = "job-marks"
-#: A node is reported from this score on; below `OVER` it is a lemon no more.
+#: A node is reported with this score or more; below `OVER` it is no longer a lemon.
 LIMIT, OVER = 3.0, 2.0
-#: All signals but the node's own faults are worth so much at most: less than the limit.
+#: All signals except the node's own faults are together worth at most this: less than the limit.
 OTHERS_MOST = 2.0
-#: A node's fault or ticket is worth 1/e after so many days.
+#: A node's fault or ticket is worth 1/e after this many days.
 FADES_DAYS = 30.0
-#: Scores are computed so often, from this much of the past: older faults have faded to 5 %.
+#: How often scores are computed, and from how long a past: older faults have faded to 5 %.
 EVERY = timedelta(hours=1)
 LOOK_BACK = timedelta(days=90)
 #: Retry interval while the database is away.
 AWAY = timedelta(minutes=1)
-#: Points for one, and at most, by signal.
+#: Points for one, and the maximum, by signal.
 _KINDS, _TICKETS, _SHOWN = (0.25, 1.0), (0.25, 1.0), (0.0, 0.0)
 _EXCLUDED, _NODE_FAILED, _FAILED, _FAILED_OF_MANY = (0.5, 1.0), (0.5, 1.0), (0.5, 1.0), (0.5, 0.5)
-#: Lower scores are not kept.
+#: Lower scores are not stored.
 LEAST = 0.1
 
 
 def scores(
     cluster: str, pasts: Iterable[NodeRecord], marks: Mapping[str, Marks], now: datetime
 ) -> list[LemonScore]:
-    """Of all nodes that have any, the highest first."""
+    """The scores of all nodes that have any, highest first."""
     by_node = {past.node: past for past in pasts}
     usual = _usual(marks.values(), now)
     found = []
@@ -66,7 +66,7 @@ def scores(
 
 
 def _usual(marks: Collection[Marks], now: datetime) -> tuple[float, float]:
-    """The share of people's days on one node, and of those on many, that fail anywhere."""
+    """The failing share of people's days on one node, and of those on many, over the whole fleet."""
     weighed = [(mark, faded(mark.at, now)) for mark in marks]
 
     def total(name: str) -> float:
@@ -109,8 +109,8 @@ def _parts(
 
 
 class Lemons(Detector):
-    """Computes scores each hour. `pasts(since, now)` gives the record of the nodes since then, `keep(scores,
-    now)` takes the scores for pages; either may raise LedgerAway."""
+    """Computes scores every hour. `pasts(since, now)` returns the record of the nodes since then,
+    `keep(scores, now)` takes the scores for pages; either may raise LedgerAway."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Lemons(Detector):
         self.cluster, self.marks = cluster, marks
         self._pasts, self._keep = pasts, keep
         self._computed: datetime | None = None
-        #: When scores were first known: an incident of before a restart waits for them.
+        #: When scores were first known: an incident from before a restart waits for them.
         self._known_since: datetime | None = None
         #: Node -> since when it is a lemon.
         self._lemons: dict[str, datetime] = {}
@@ -133,7 +133,7 @@ class Lemons(Detector):
         return False
 
     def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
-        # Before the first look there is nothing, and it must not replace what was kept.
+        # Before the first look there is no data, and nothing must replace the stored data.
         return {MARKS: self.marks.pack()} if self.marks.has_looked else {}
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:

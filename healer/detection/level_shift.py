@@ -1,10 +1,10 @@
-"""Nodes that changed: a slow feature of a node, relative to its peers, is not where it was for days.
+"""Nodes that changed: a slow feature of a node, relative to its peers, has left its level of the last days.
 
 Two-sided CUSUM (E. Page, Continuous inspection schemes, 1954; run length by D. Siegmund, Sequential analysis,
-1985) over points of 15 minutes of the forest's features: differences to the peers of the same moment, in
-units of the peers' robust deviation or of the least difference that matters, cut at ±10. It finds a small
-change in hours and a large one in an hour. It is evidence: that a node changed says neither why nor that it
-is bad. Method: `docs/detection.md`."""
+1985) over points of 15 minutes of the forest's features: differences to the peers at the same moment, in
+units of the peers' robust deviation or of the smallest difference that matters, clipped at ±10. It finds a
+small change in hours and a large one in an hour. It is evidence: that a node changed says neither why nor
+that it is bad. Method: `docs/detection.md`."""
 
 import math
 import zlib
@@ -24,17 +24,17 @@ from healer.text import joined, say
 
 #: Seconds of a point.
 POINT_S = 900.0
-#: Points that are learnt before anything is judged (6 h), and how many a level remembers (2 days).
+#: Points to learn before anything is judged (6 h), and the memory of a level (2 days).
 LEARN, MEMORY = 24, 192
-#: Half a unit never counts; noise is taken for at least a quarter.
+#: Half a unit never counts; noise is at least a quarter.
 BAND, NOISE_LEAST = 0.5, 0.25
-#: One point counts for at most so many times the noise beyond the band: an outlier is no change.
+#: One point counts for at most this many times the noise beyond the band: an outlier is no change.
 CLIP = 3.0
 #: The least threshold: two points at the clip.
 THRESHOLD_LEAST = 6.0
 #: False alarms a day of all series together.
 BUDGET_PER_DAY = 0.02
-#: The newest level remembers some two points.
+#: The newest level covers about two points.
 NEWEST_WEIGHT = 0.4
 #: Mean absolute deviation to standard deviation, of a normal distribution.
 _TO_SIGMA = 1.2533
@@ -52,8 +52,8 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Levels:
-    """Series by (row, column); columns are added as they appear, rows are fixed. All state is float32 but for
-    times, so that 30 rows of 10,000 columns hold 12 MB."""
+    """Series by (row, column); columns are added as they appear, rows are fixed. All state is float32 except
+    times, so that 30 rows of 10,000 columns take 12 MB."""
 
     def __init__(self, rows: Sequence[str]) -> None:
         self.rows = tuple(rows)
@@ -64,7 +64,8 @@ class Levels:
         self.points = np.zeros(shape, np.float32)
         self.up = np.zeros(shape, np.float32)
         self.down = np.zeros(shape, np.float32)
-        #: When the larger sum left zero, s since 1970; the column's epoch then, and whether that was new.
+        #: When the larger sum left zero, s since 1970; the column's epoch at that time, and whether it was
+        #: new.
         self.since = np.zeros(shape)
         self.epoch = np.zeros(shape, np.float32)
         self.new_job = np.zeros(shape, np.float32)
@@ -88,24 +89,24 @@ class Levels:
             setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, more))))
 
     def forget(self, columns: NDArray[np.int64]) -> None:
-        """These start without history."""
+        """Resets these columns."""
         columns = columns[columns < self.columns]
         for name in _STATE:
             getattr(self, name)[:, columns] = 0
 
     def relearn(self, at_s: float, after_s: float) -> None:
-        """A series that has been away for so long is learnt at its new level."""
+        """Learns a new level for each series that has been off its level for this long."""
         old = (self.sums > 0) & (at_s - self.since > after_s)
         for name in ("points", "up", "down", "noise"):
             getattr(self, name)[old] = 0
 
     def step(self, x: Array, at_s: float, epoch: Array, near: Bools) -> Bools:
-        """One point of all series, NaN where unknown. `epoch` (columns,) numbers the job of each column,
-        `near`: its job is new. Returns which series are beyond the threshold now."""
+        """Adds one point of all series, NaN where unknown. `epoch` (columns,): the number of each column's
+        job; `near`: its job is new. Returns which series are beyond the threshold now."""
         valid = np.isfinite(x)
         learning = self.points < LEARN
         noise = np.maximum(_TO_SIGMA * self.noise, NOISE_LEAST)
-        # Half the noise, and the uncertainty of the level.
+        # Half the noise, plus the uncertainty of the level.
         band = np.maximum((0.5 + 1 / np.sqrt(np.maximum(self.points, 1))) * noise, BAND)
         away = np.where(valid, np.clip(x - self.level, -band - CLIP * noise, band + CLIP * noise), 0.0)
         judged = valid & ~learning
@@ -119,7 +120,7 @@ class Levels:
         self.since[:] = np.where(begins, at_s - POINT_S, self.since)
         self.epoch[:] = np.where(begins, epoch, self.epoch)
         self.new_job[:] = np.where(begins, near, self.new_job)
-        # A series that looks changed is not learnt, else the change would soon be its level.
+        # A series that looks changed is not learnt, or the change would soon be its level.
         calm = valid & (learning | (grown < limit / 4))
         x = np.where(valid, x, 0.0)
         self._learn(x, away, calm, learning)
@@ -127,7 +128,7 @@ class Levels:
         return judged & (grown > limit)
 
     def _learn(self, x: Array, away: Array, calm: Bools, learning: Bools) -> None:
-        """The first point is the level; from then on it follows, slower and slower."""
+        """The first point is the level; from then on the level follows more and more slowly."""
         self.points[:] = np.minimum(self.points + calm, MEMORY)
         rate = 1 / np.maximum(self.points, 1)
         step = np.where(learning, x - self.level, away)
@@ -140,7 +141,7 @@ class Levels:
     # --- keeping ----------------------------------------------------------------------------------------
 
     def pack(self, columns: Sequence[str]) -> bytes:
-        """State for the next start. `columns` are the names of the first ones."""
+        """State for the next start. `columns`: the names of the first columns."""
         n = min(len(columns), self.columns)
         state = {name: np.ascontiguousarray(getattr(self, name)[:, :n]).tobytes() for name in _STATE}
         kept = _Kept(rows=list(self.rows), columns=list(columns[:n]), state=state)
@@ -148,10 +149,10 @@ class Levels:
 
 
 class SavedLevels:
-    """Packed levels, given back to the columns as these appear."""
+    """Unpacked levels, which are restored as their columns appear."""
 
     def __init__(self, packed: bytes, rows: Sequence[str]) -> None:
-        """ValueError when it is not what `Levels.pack` made of these rows."""
+        """Raises ValueError if `packed` was not made by `Levels.pack` for these rows."""
         try:
             kept = msgspec.msgpack.decode(zlib.decompress(packed), type=_Kept)
             if kept.rows != list(rows):
@@ -166,7 +167,7 @@ class SavedLevels:
         self._columns = {name: column for column, name in enumerate(kept.columns)}
 
     def give(self, levels: Levels, names: Sequence[str], first: int) -> None:
-        """Puts what is known of `names[first:]`, which are new, into their columns."""
+        """Restores the levels of `names[first:]`, which are new columns."""
         pairs = [
             (column, self._columns[name])
             for column, name in enumerate(names[first:], start=first)
@@ -179,23 +180,24 @@ class SavedLevels:
 
 
 def threshold(series: int) -> float:
-    """By Siegmund's approximation of CUSUM's run length, at a band of half the noise: so many series have
-    `BUDGET_PER_DAY` false alarms in all."""
+    """The threshold for this many series to have `BUDGET_PER_DAY` false alarms in total, by Siegmund's
+    approximation of CUSUM's run length, at a band of half the noise."""
     length = max(series, 1) * 86400 / POINT_S / BUDGET_PER_DAY
     return max(THRESHOLD_LEAST, math.log1p(0.5 * length) - 1.166)
 
 
 DRIFTED = "drifted"
 LOOK_S = 60.0
-#: A point needs so many of its 15 looks.
+#: A point needs this many of its 15 looks.
 LOOKS_LEAST = 8
-#: A change within so long of a node's new job may be the job's: it has to outlive that job by an hour.
+#: A change within this time of a node's new job may be due to the job: it must outlast that job by an hour.
 JOB_NEAR_S, JOB_OUTLIVED_S = 1800.0, 3600.0
-#: More of a rack, or of all that are judged (and at least three), changed together: not the node.
+#: If more than this share of a rack, or of all judged nodes (and at least three), changed together, the cause
+#: is not the node.
 SHARED_PLACE, SHARED_ALL, SHARED_LEAST = 0.5, 0.1, 3
 #: A change that has lasted for three days is the new normal, and is learnt.
 RELEARN_AFTER_S = 3 * 86400.0
-#: What a lower power limit explains.
+#: Features that a lower power limit explains.
 _BY_POWER = (
     "gpu power", "SM clock", "gpu temperature", "memory temperature", "power brake", "node power", "tensor",
 )  # fmt: skip
@@ -204,33 +206,33 @@ _POWERED = np.array([name.startswith(_BY_POWER) for name in OWN_NAMES])
 
 
 class Shifts:
-    """Of all nodes of one cluster that are at work. One thread owns it."""
+    """The shifts of all working nodes of one cluster. Used by one thread only."""
 
     def __init__(self) -> None:
         self._saved: SavedLevels | None = None
         self._begin(None)
 
     def _begin(self, telemetry: Telemetry | None) -> None:
-        """Starts without any memory: rows of another telemetry are other nodes."""
+        """Starts without any memory: rows of another telemetry are different nodes."""
         self._of = telemetry
         self._looked_s = -math.inf
         self._point: int | None = None
         self.levels = Levels(OWN_NAMES)
         self._sum, self._looks = np.zeros((2, len(OWN_NAMES), 0), np.float32)
-        #: (nodes,) the job's row, how many jobs there were, and since when there is this one.
+        #: (nodes,) the job's row, the number of jobs so far, and since when the present one runs.
         self._job = np.zeros(0, np.int64)
         self._job_epoch, self._job_since = np.zeros((2, 0))
         self._changed = Spells[None]()
 
     def load(self, packed: bytes) -> None:
-        """Levels of before a restart. ValueError when they cannot be read."""
+        """Restores levels from before a restart. Raises ValueError if they cannot be read."""
         self._saved = SavedLevels(packed, OWN_NAMES)
 
     def pack(self, telemetry: Telemetry) -> bytes:
         return self.levels.pack(_node_names(telemetry))
 
     def usual(self, telemetry: Telemetry) -> NDArray[np.float32]:
-        """(nodes, OWN_NAMES) the usual level of each feature, NaN where too little is known of it."""
+        """(nodes, OWN_NAMES) the usual level of each feature, NaN if too little is known about it."""
         found = np.full((telemetry.axis(Scope.node).n, len(OWN_NAMES)), np.nan, np.float32)
         if self._of is telemetry:
             levels = np.where(self.levels.points >= LEARN, self.levels.level, np.nan).T
@@ -242,7 +244,7 @@ class Shifts:
     def tick(
         self, telemetry: Telemetry, features: NodeFeatures, now: datetime, watched: Collection[Pair]
     ) -> Detections:
-        """Cheap but once in `LOOK_S`. `watched`: open incidents, whose end is to be reported."""
+        """Cheap, except once per `LOOK_S`. `watched`: open incidents, whose end is to be reported."""
         at_s = now.timestamp()
         if self._of is not telemetry or at_s < self._looked_s:
             self._begin(telemetry)
@@ -256,7 +258,7 @@ class Shifts:
         return Detections(at=now, findings=findings, clear_since=self._changed.cleared(DRIFTED, watched))
 
     def forget(self, telemetry: Telemetry, node: str) -> None:
-        """The node was repaired, returned or booted: it starts without history."""
+        """The node was repaired, returned or booted: its history is reset."""
         if self._of is not telemetry:
             return
         rows = telemetry.rows_of(node, Scope.node)
@@ -295,7 +297,7 @@ class Shifts:
         self.levels.relearn(at_s, RELEARN_AFTER_S)
         near = at_s - POINT_S - self._job_since <= JOB_NEAR_S
         above = self.levels.step(point, at_s, self._job_epoch, near)
-        # A change that began with a new job of its node counts once it has outlived that job.
+        # A change that began with a new job of its node counts once it has outlasted that job.
         outlived = (self._job_epoch > self.levels.epoch) & (at_s - self._job_since >= JOB_OUTLIVED_S)
         self._judge(telemetry, above & ((self.levels.new_job == 0) | outlived), judged, now)
 
@@ -312,7 +314,7 @@ class Shifts:
         )
         if self._saved is not None:
             self._saved.give(self.levels, names, first)
-            # Which job that was is not known: a change that began with a new one has to outlive the first job
+            # Which job that was is unknown: a change that began with a new one must outlast the first job
             # seen here.
             self.levels.epoch[:, first:] = 1
 
@@ -375,7 +377,7 @@ def _node_names(telemetry: Telemetry) -> list[str]:
 
 
 def _shared(telemetry: Telemetry, above: Bools, judged: Bools) -> Bools:
-    """(features, nodes) whether so many changed alike that the cause is not the node."""
+    """(features, nodes) whether so many nodes changed alike that the cause is not the node."""
     f, n = above.shape
     together = above.sum(axis=1)
     most = (together >= SHARED_LEAST) & (together > SHARED_ALL * judged.sum(axis=1))
@@ -397,7 +399,7 @@ def _shared(telemetry: Telemetry, above: Bools, judged: Bools) -> Bools:
 
 
 def _capped(telemetry: Telemetry, now: datetime, n: int) -> NDArray[np.int64]:
-    """Nodes with a GPU whose power limit is lower than its peers': power, clocks and heat follow from it."""
+    """Nodes with a GPU whose power limit is lower than its peers': that explains power, clocks and heat."""
     limit = telemetry.value_on(Scope.gpu, "power_limit_enforced_w", now)
     with np.errstate(invalid="ignore"):
         low = np.flatnonzero(limit < 0.95 * peer_median(limit, telemetry.groups(Scope.gpu)))

@@ -1,6 +1,7 @@
-"""Detection rules over everything measured: one pass over the fleet per tick.
+"""Detection rules over all measurements: one pass over the fleet per tick.
 
-A rule fires where it is known true for its `for`, and is clear where it is known false; unknown is neither.
+A rule fires once it has been known true for its `for`, and is clear when it is known false; unknown is
+neither.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -34,14 +35,14 @@ from healer.model.hostlist import name_some
 from healer.observations.telemetry_windows import Telemetry
 from healer.text import Said, quoted, say
 
-#: Findings of one rule in one tick; the others follow in the next ones. A storm must not stop the tick.
+#: Findings of one rule per tick; the others follow in later ticks. A storm must not stop the tick.
 MOST_AT_ONCE = 50
-#: Only so many of them get a chart: charts are what costs.
+#: Only this many of them get a chart, as charts are the expensive part.
 MOST_CHARTS = 20
 #: How long a cleared finding that no incident watches is remembered.
 _CLEAR_KEPT_S = 900.0
 
-#: Nodes behind a device that a sentence names.
+#: The most nodes behind a device that a sentence names.
 _NAMED = 4
 
 _CONFIDENCE = {FaultClass.fatal: 0.95, FaultClass.degraded: 0.8}
@@ -50,7 +51,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 class _Rule:
-    """One rule, parsed, with what is remembered of its rows."""
+    """One parsed rule, with the state of its rows."""
 
     def __init__(self, rule: DetectionRule, catalogue: Catalogue, before: "_Rule | None") -> None:
         self.rule, signals = rule, catalogue.signals
@@ -62,58 +63,59 @@ class _Rule:
         self.inputs = self.when.signals | (self.threshold.signals if self.threshold else frozenset())
         self.rests_on = rests_on(self.when, self.signal.name, catalogue)
         self.compares_peers = any(part.op in ("peers", "peer_z", "peers_at") for part in self.when.walk())
-        # The chart's unit is that of the limit in it: `31/1m` is a rate, `2` a growth.
+        # The chart has the unit of its limit: `31/1m` is a rate, `2` a growth.
         self.grown = self.threshold is not None and self.threshold.unit in (
             UNIT_WORDS[self.signal.unit],
             PLAIN,
         )
         kept = before if before is not None and before.rule == rule else None
         self.holds = kept.holds if kept else Holds(rule.for_s)
-        #: Rows that were reported and have ended since; watched components likewise. Since when, s since
+        #: Rows that were reported and have ended since, and likewise watched components: since when, s since
         #: 1970.
         self.cleared: dict[int, float] = kept.cleared if kept else {}
         self.cleared_watched: dict[Component, float] = kept.cleared_watched if kept else {}
-        #: The Xid by which each row holds, for rules that name one.
+        #: The Xid because of which each row holds, for rules that name one.
         self.codes: dict[int, float] = kept.codes if kept else {}
-        #: The result of the last tick, and for which rows.
+        #: The result of the last tick, and its rows.
         self.seen: tuple[object, Truth] | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Nothing holds or is remembered."""
+        """No row holds or is remembered."""
         return not (len(self.holds.rows) or self.cleared or self.cleared_watched)
 
     def is_unchanged(self, seen: tuple[object, Truth]) -> bool:
-        """This tick sees the very same as the last one: nothing to do."""
+        """This tick has the very same input as the last one, so there is nothing to do."""
         same = self.seen is not None and self.seen[1] is seen[1] and self.seen[0] == seen[0]
         return same and self.is_idle
 
     def is_asleep(self, moment: Moment) -> bool:
-        """None of its inputs was ever reported, and it was looked at since rows changed: its condition need
+        """None of its inputs was ever reported, and it was evaluated since rows changed: its condition need
         not be computed."""
         looked = self.seen is not None and self.seen[0] == moment.layout
         return looked and self.is_idle and self.inputs.isdisjoint(moment.telemetry.reported_signals)
 
 
 class RuleEngine(Detector):
-    """Rules with the memory they need. One thread owns it; the same ticks give the same findings."""
+    """Rules with the state they need. Used by one thread only. Deterministic: the same ticks give the same
+    findings."""
 
     def __init__(
         self, rules: Sequence[DetectionRule], catalogue: Catalogue, before: "RuleEngine | None" = None
     ) -> None:
-        """`before`: the engine of the rules until now. Rules that did not change keep what they remember."""
+        """`before`: the engine of the earlier rules. Unchanged rules keep their state."""
         before_by_name = {rule.rule.name: rule for rule in before.rules} if before else {}
         self.rules = [_Rule(rule, catalogue, before_by_name.get(rule.name)) for rule in rules]
         roots = [root for rule in self.rules for root in (rule.when, rule.threshold) if root is not None]
         self.program = Program(roots, before.program if before else None)
         self._catalogue = catalogue
         self._names = frozenset(rule.rule.name for rule in self.rules)
-        #: The rows and signals of the last tick, and by name the rules that are not asleep with them.
+        #: The rows and signals of the last tick, and by name the rules that are not asleep for them.
         self._awake: tuple[object, dict[str, _Rule]] | None = None
 
     @property
     def signals(self) -> frozenset[str]:
-        """All that the conditions and thresholds name."""
+        """All signals that the conditions and thresholds name."""
         return self.program.signals
 
     @property
@@ -123,8 +125,8 @@ class RuleEngine(Detector):
             rule.is_idle for rule in (self._awake[1].values() if self._awake is not None else self.rules)
         )
 
-    def _to_look_at(self, moment: Moment, watched: Collection[str]) -> Collection[_Rule]:
-        """The rules that may find something; a watched fault needs an answer from its own."""
+    def _rules_to_evaluate(self, moment: Moment, watched: Collection[str]) -> Collection[_Rule]:
+        """The rules that may find something; a watched fault needs an answer from its own rule."""
         if self._awake is None or self._awake[0] != _reported(moment):
             return self.rules
         reported, awake = self._awake
@@ -134,8 +136,8 @@ class RuleEngine(Detector):
             self._awake = reported, awake
         return awake.values()
 
-    def _note_awake(self, moment: Moment) -> None:
-        """Rules that slept in this tick sleep until rows change, or another signal is reported."""
+    def _update_awake(self, moment: Moment) -> None:
+        """Rules that slept in this tick sleep until rows change, or until another signal is reported."""
         reported = _reported(moment)
         if self._awake is None or self._awake[0] != reported:
             awake = (rule for rule in self.rules if not rule.is_asleep(moment))
@@ -154,7 +156,7 @@ class RuleEngine(Detector):
         rows = {scope: telemetry.rows_of(node, scope) for scope in (Scope.node, Scope.gpu, Scope.link)}
         self._awake = None
         for rule in self.rules:
-            rule.seen = None  # the next tick may see the same, and has to start from it
+            rule.seen = None  # the next tick may see the same input, and must start from it
             forgotten = rows.get(rule.rule.scope)
             if forgotten is not None:
                 rule.holds.forget(forgotten)
@@ -180,7 +182,7 @@ class RuleEngine(Detector):
         heard = Heard(telemetry, self._catalogue, now)
         charts = Charts(telemetry, self._catalogue, now)
         sentences = Sentences(telemetry, self._catalogue, now)
-        for rule in self._to_look_at(moment, by_fault):
+        for rule in self._rules_to_evaluate(moment, by_fault):
             watched = by_fault.get(rule.rule.name, ())
             if not watched and rule.is_asleep(moment):
                 continue
@@ -197,7 +199,7 @@ class RuleEngine(Detector):
             for component, since in (*cleared, *_watched(rule, watched, telemetry, truth, at_s)):
                 clear[(rule.rule.name, component)] = datetime.fromtimestamp(since, UTC)
             rule.seen = seen
-        self._note_awake(moment)
+        self._update_awake(moment)
         return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
 
@@ -207,12 +209,12 @@ def _reported(moment: Moment) -> object:
 
 
 def shown_signal(when: Expr) -> str:
-    """The signal that a rule without `signal` shows: the first that it names."""
+    """The signal that a rule without `signal` shows: the first one that it names."""
     return next(part.name for part in when.walk() if part.name and part.op != "spec")
 
 
 def _truth(rule: _Rule, moment: Moment) -> Truth:
-    """The condition, unknown where Slurm no longer shows the row, false where the rule is not for it."""
+    """The condition; unknown where Slurm no longer shows the row, false where the rule does not apply."""
     scope = rule.rule.scope
     truth = moment.truth(rule.when)
     if not len(truth) or truth.max() == FALSE:
@@ -226,7 +228,7 @@ def _truth(rule: _Rule, moment: Moment) -> Truth:
 
 
 def _begin_with_each_xid(rule: _Rule, values: NDArray[np.float64]) -> None:
-    """Another Xid on a row is another event: it holds from then on, not from the Xid before it."""
+    """A different Xid on a row is a different event: it holds from then on, not since the Xid before it."""
     by_row = {int(row): float(values[row]) for row in rule.holds.rows if not np.isnan(values[row])}
     other = [row for row, code in by_row.items() if rule.codes.get(row, code) != code]
     rule.holds.forget(np.array(other, np.int64))
@@ -235,8 +237,7 @@ def _begin_with_each_xid(rule: _Rule, values: NDArray[np.float64]) -> None:
 
 
 def _update_holds(rule: _Rule, truth: Truth, heard: Heard, now: datetime) -> NDArray[np.int64]:
-    """Reported rows that have ended. The times of samples are needed only where something holds or begins
-    to."""
+    """Reported rows that have ended. The times of samples are needed only if something holds or begins to."""
     at_s = now.timestamp()
     if not rule.rule.for_s or not (len(rule.holds.rows) or (len(truth) and truth.max() == TRUE)):
         return rule.holds.update(truth, at_s)
@@ -280,7 +281,7 @@ def _finding(
     component = telemetry.axis(rule.scope).components()[row]
     identity = f"{rule.name}|{component.cluster}|{component!r}|{began.isoformat()}"
     affected: tuple[Component, ...] = ()
-    if rule.scope in (Scope.switch, Scope.rack):  # at fault, it covers its nodes
+    if rule.scope in (Scope.switch, Scope.rack):  # when it is at fault, it covers its nodes
         nodes = telemetry.axis(Scope.node)
         affected = tuple(
             nodes.components()[at] for at in np.flatnonzero(nodes.parent(rule.scope) == row).tolist()
@@ -312,7 +313,7 @@ def _finding(
     )
 
 
-# --- what is clear ---
+# --- cleared conditions ---
 
 
 def _cleared(rule: _Rule, ended: list[int], truth: Truth, at_s: float) -> list[tuple[int, float]]:
@@ -328,7 +329,7 @@ def _cleared(rule: _Rule, ended: list[int], truth: Truth, at_s: float) -> list[t
 def _watched(
     rule: _Rule, components: Collection[Component], telemetry: Telemetry, truth: Truth, at_s: float
 ) -> list[tuple[Component, float]]:
-    """Components of open incidents: since when all that the rule sees of them is known false."""
+    """Components of open incidents: since when everything that the rule sees of them is known false."""
     since = rule.cleared_watched
     for component in list(since):
         if component not in components:
@@ -343,7 +344,7 @@ def _watched(
 
 
 def _rows_of(telemetry: Telemetry, scope: Scope, component: Component) -> NDArray[np.int64]:
-    """The row of a component, or all rows of its node where it is wider than the rule's axis."""
+    """The row of a component, or all rows of its node if the component is wider than the rule's axis."""
     axis = telemetry.axis(scope)
     row = axis.row(component)
     if row is not None:

@@ -1,8 +1,9 @@
-"""Where a trend leads: the robust slope of a series, whether it is more than noise, when it meets a limit.
+"""Where a trend leads: the robust slope of a series, whether it is more than noise, and when it reaches a
+limit.
 
 Theil-Sen: the slope is the median of the slopes between all pairs of points (Sen 1968); its interval is that
-of the same paper. Mann-Kendall's test, corrected for ties, says whether there is a trend (Kendall 1975). Both
-look at order alone, so one wild point moves neither.
+of the same paper. The Mann-Kendall test, corrected for ties, decides whether there is a trend (Kendall 1975).
+Both are robust: one outlier moves neither.
 """
 
 from typing import NamedTuple
@@ -15,24 +16,25 @@ from healer.model import Trend
 
 Array = NDArray[np.float64]
 
-#: Points of the windows that are looked at, the newest last: 3, 7 and 14 days of 6 h each. A part that has
-#: begun to fail shows it in the short one first; slow growth only in the long one.
+#: Points of the examined windows, which all end with the newest: 3, 7 and 14 days of 6 h each. A part that
+#: has begun to fail shows it first in the short one; slow growth shows only in the long one.
 WINDOWS = (12, 28, 56)
-#: A series is judged from so many known points on, and where this share of the window is known.
+#: A series is judged from this many known points on, and if this share of the window is known.
 LEAST_POINTS, LEAST_SHARE = 10, 0.6
-#: Standard deviations of Mann-Kendall's statistic: 3e-5 of independent noise is beyond, each look.
+#: Threshold in standard deviations of the Mann-Kendall statistic: each look at independent noise exceeds it
+#: with probability 3e-5.
 TREND_Z = 4.0
-#: Of the slope's interval: 90 %.
+#: Quantile for the slope's interval: 90 %.
 RANGE_Z = 1.645
-#: A trend that lasts has this share of its slope in each half.
+#: A lasting trend has at least this share of its slope in each half.
 LASTING = 0.5
-#: Columns at once: all pairs of a window of so many stay in a few MB.
+#: Columns processed at once: all pairs of a window of this many stay within a few MB.
 _TOGETHER = 256
 
 
 class Outlook(NamedTuple):
-    """Of k series: `level` now by the trend, `per_day` its slope, and `days` until the limit with their range
-    (inf: never; 0: it is there). NaN: no trend."""
+    """For k series: `level` now by the trend, `per_day` its slope, and `days` until the limit with their
+    range (inf: never; 0: reached). NaN: no trend."""
 
     level: Array
     per_day: Array
@@ -47,8 +49,8 @@ class Outlook(NamedTuple):
 
 
 def outlook(values: Array, point_days: float, limit: float, *, falls: bool = False) -> Outlook:
-    """`values` (points, k): oldest first, NaN unknown, one point each `point_days`. Of the windows that show
-    a trend the one that meets the limit first counts; the range is that of all of them."""
+    """`values` (points, k): oldest first, NaN unknown, one point per `point_days`. Of the windows that show a
+    trend, the one that reaches the limit first counts; the range covers all of them."""
     k = values.shape[1]
     best = Outlook(*(np.full(k, np.nan) for _ in Outlook._fields))
     sign = -1.0 if falls else 1.0
@@ -57,7 +59,7 @@ def outlook(values: Array, point_days: float, limit: float, *, falls: bool = Fal
         for points in WINDOWS:
             found = _window(sign * values[-points:, part], points, point_days, sign * limit)
             is_found, is_first = np.isfinite(found.days), np.isnan(best.days[part])
-            # Two windows that disagree are a wider range.
+            # Windows that disagree give a wider range.
             low = np.fmin(best.low[part], np.where(is_found, found.low, np.nan))
             high = np.fmax(best.high[part], np.where(is_found, found.high, np.nan))
             better = is_found & (is_first | (found.days < best.days[part]))
@@ -70,9 +72,9 @@ def outlook(values: Array, point_days: float, limit: float, *, falls: bool = Fal
 
 
 class Slope(NamedTuple):
-    """Of k series: Mann-Kendall's `z`, Theil-Sen's slope a point with its 90 % interval, and the `level` at
-    the newest point by it. `lasts`: each half has at least a share `LASTING` of that slope: one step, or a
-    rise that has ended, does not."""
+    """For k series: Mann-Kendall's `z`, Theil-Sen's slope per point with its 90 % interval, and the resulting
+    `level` at the newest point. `lasts`: each half has at least the share `LASTING` of that slope, which
+    excludes a single step or a rise that has ended."""
 
     z: Array
     per_point: Array
@@ -89,7 +91,7 @@ def slope_of(values: Array) -> Slope:
     z, spread = _trend(values, rise, count)
     per_point, low, high = _slopes(rise / apart, spread)
     place = np.arange(len(values))[:, np.newaxis]
-    # Halves of what is known of each: a series may have begun within the window.
+    # Halves of the known points of each series, because a series may have begun within the window.
     is_known = np.isfinite(values)
     first, last = np.argmax(is_known, axis=0), len(values) - 1 - np.argmax(is_known[::-1], axis=0)
     middle = (first + last) / 2
@@ -105,13 +107,13 @@ def slope_of(values: Array) -> Slope:
 
 
 def _pairs(values: Array) -> tuple[Array, Array]:
-    """Of all pairs of points: (pairs, k) the rise, and (pairs, 1) how many points they lie apart."""
+    """For all pairs of points: (pairs, k) the rise, and (pairs, 1) the number of points between them."""
     first, second = np.triu_indices(len(values), 1)
     return values[second] - values[first], (second - first)[:, np.newaxis].astype(np.float64)
 
 
 def _window(values: Array, points: int, point_days: float, limit: float) -> Outlook:
-    """Rising series of one window; those that show no trend are NaN."""
+    """Rising series of one window; those without a trend are NaN."""
     n = np.isfinite(values).sum(axis=0)
     rise, apart = _pairs(values)
     z, spread = _trend(values, rise, n)
@@ -123,14 +125,14 @@ def _window(values: Array, points: int, point_days: float, limit: float) -> Outl
     age_days = (len(values) - 1 - np.arange(len(values)))[:, np.newaxis] * point_days
     level = medians((values[:, rising] + slope * age_days).T)
     left = np.maximum(limit - level, 0.0)
-    ends = (_over(left, slope), _over(left, slope_high), _over(left, slope_low))
+    ends = (_days_until(left, slope), _days_until(left, slope_high), _days_until(left, slope_low))
     for column, figures in zip(found, (level, slope, *ends), strict=True):
         column[rising] = figures
     return found
 
 
 def _trend(values: Array, rise: Array, n: NDArray[np.intp]) -> tuple[Array, Array]:
-    """Mann-Kendall's z, and the standard deviation of its statistic with ties taken off."""
+    """Mann-Kendall's z, and the standard deviation of its statistic, corrected for ties."""
     statistic = np.nansum(np.sign(rise), axis=0)
     variance = n * (n - 1) * (2 * n + 5) - _ties(values)
     spread = np.sqrt(np.maximum(variance, 0.0) / 18.0)
@@ -156,7 +158,7 @@ def _group(size: Array) -> Array:
 
 
 def _slopes(slopes: Array, spread: Array) -> tuple[Array, Array, Array]:
-    """Median of all pairs' slopes, and the ends of its interval."""
+    """Median of the slopes of all pairs, and the ends of its interval."""
     ordered = np.sort(slopes, axis=0)
     pairs = np.isfinite(ordered).sum(axis=0)
     reach = RANGE_Z * spread
@@ -170,6 +172,6 @@ def _slopes(slopes: Array, spread: Array) -> tuple[Array, Array, Array]:
     return middle, at((pairs - reach) / 2 - 1), at((pairs + reach) / 2)
 
 
-def _over(left: Array, slope: Array) -> Array:
-    """Days until `left` is used up; inf where it never is."""
+def _days_until(left: Array, slope: Array) -> Array:
+    """Days until `left` is used up; inf if never."""
     return np.where(left <= 0, 0.0, np.where(slope > 0, left / np.where(slope > 0, slope, 1.0), np.inf))

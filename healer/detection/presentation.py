@@ -1,4 +1,4 @@
-"""What people see of a rule's finding: its figures with their units, its sentence and its chart."""
+"""What people see of a rule's finding: its figures with units, its sentence and its chart."""
 
 import math
 import re
@@ -30,12 +30,12 @@ _TAIL = re.compile(r"(?:,? since |; |, in the GPU| of the GPU's life|, all ).*$"
 
 
 def label(signal: Signal) -> str:
-    """What a signal is called in a sentence, from its text: `port: symbol errors; PAM4 …`."""
+    """The name of a signal in a sentence, from its text: `port: symbol errors; PAM4 …`."""
     return _TAIL.sub("", signal.text.rpartition(": ")[2]) or signal.name
 
 
 def shown_value(signal: Signal, value: float | None) -> str:
-    """`1,290 MHz`, `98%`, `Completed`, `hw_slowdown`; Said: yes, no, none, and of None unknown."""
+    """`1,290 MHz`, `98%`, `Completed`, `hw_slowdown`; as Said: yes, no, none, and unknown for None."""
     if value is None or not math.isfinite(value):
         return say("detection.unknown")
     if signal.kind is SignalKind.bits:
@@ -62,7 +62,7 @@ def with_unit(value: float, unit: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three figures are enough, but no digit of a larger whole number is lost."""
+    """Three significant figures are enough, but no digit of a larger whole number is dropped."""
     if value == round(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
@@ -77,7 +77,7 @@ def duration(seconds: float) -> Said:
 
 
 class Sentences:
-    """Sentences of one tick."""
+    """The sentences of one tick."""
 
     def __init__(self, telemetry: Telemetry, catalogue: Catalogue, now: datetime) -> None:
         self.telemetry, self.signals, self.now = telemetry, catalogue.signals, now
@@ -107,7 +107,7 @@ class Sentences:
         return say("detection.lasted", text=text, span=duration(held_s)) if held_s >= 5 else text
 
     def figure(self, scope: Scope, signal: Signal, row: int) -> Said:
-        """One signal of a row: its own, its whole's, or the range over its parts."""
+        """One signal of a row: its own value, that of its whole, or the range over its parts."""
         counter = signal.kind is SignalKind.counter
         if counter:
             values, _ = self.telemetry.increase(signal.name, INCREASE_S, self.now)
@@ -141,7 +141,7 @@ class Sentences:
 
 
 def rows_of(telemetry: Telemetry, scope: Scope, other: Scope, row: int) -> np.ndarray:
-    """Rows of the axis `other` that a row of `scope` is part of, or that are parts of it."""
+    """Rows of the axis `other` that contain, or are part of, a row of `scope`."""
     if scope is other:
         return np.array([row])
     up = int(telemetry.axis(scope).parent(other)[row])
@@ -152,7 +152,7 @@ def rows_of(telemetry: Telemetry, scope: Scope, other: Scope, row: int) -> np.nd
 
 #: All that the rings hold.
 SPAN_S = 900.0
-#: More peers than this are thinned out: the median of so many looks the same.
+#: More peers than this are thinned out, because the median of this many looks the same.
 MOST_PEERS = 256
 _FIGURES = 5
 
@@ -161,7 +161,7 @@ _Line = tuple[Said, str, NDArray[np.float64]]
 
 
 class Charts:
-    """Charts of one tick."""
+    """The charts of one tick."""
 
     def __init__(self, telemetry: Telemetry, catalogue: Catalogue, now: datetime) -> None:
         self.telemetry, self.catalogue, self.now = telemetry, catalogue, now
@@ -177,9 +177,9 @@ class Charts:
         *,
         grown: bool = False,
     ) -> Chart | None:
-        """The last 15 min of `signal` for a row of the rule's axis. None: nothing is known of it.
+        """The last 15 min of `signal` for a row of the rule's axis. None: no data.
 
-        `limit` is drawn across. A counter is drawn as its rate per second, `grown` as its growth.
+        `limit` is drawn across. A counter is drawn as its rate per second, or with `grown` as its growth.
         """
         rows = rows_of(self.telemetry, rule.scope, signal.scope, row)
         if not len(rows):
@@ -229,7 +229,7 @@ class Charts:
         return lines
 
     def _of_whole(self, signal: Signal, window: NDArray[np.float32], rows: NDArray[np.int64]) -> list[_Line]:
-        """The parts of a job, switch or fabric: their median is drawn for it."""
+        """The parts of a job, switch or fabric, drawn as their median."""
         middle, *band = _band(window[:, _thinned(rows)], say(f"detection.many_{signal.scope}", n=len(rows)))
         return [(middle[0], "own", middle[2]), *band]
 
@@ -252,7 +252,7 @@ def _band(window: NDArray[np.float32], name: Said) -> list[_Line]:
 
 
 def _farthest(window: NDArray[np.float32], rows: NDArray[np.int64]) -> int:
-    """Of several parts the one whose newest values lie farthest from the others'."""
+    """Of several parts, the one whose newest values are farthest from the others'."""
     last = np.full(len(rows), np.nan)
     for slot in window[-24:, rows]:  # 2 min
         last = np.where(np.isnan(slot), last, slot)
@@ -262,7 +262,7 @@ def _farthest(window: NDArray[np.float32], rows: NDArray[np.int64]) -> int:
 
 
 def _curve(signal: Signal, column: NDArray[np.float64], *, grown: bool) -> NDArray[np.float64]:
-    """A gauge as it is. A counter's growth in the window so far, or its rate per second since the value
+    """A gauge as it is; for a counter its growth in the window so far, or its rate per second since the value
     before."""
     if signal.kind is not SignalKind.counter:
         return column

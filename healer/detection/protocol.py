@@ -1,4 +1,5 @@
-"""What a detector is: a function over the picture, or an object with memory over measured windows."""
+"""The definition of a detector: a function over the picture, or an object with memory over measured
+windows."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,15 +24,15 @@ from healer.observations.steps import JobSteps, LifeKey, StepTimes
 from healer.observations.telemetry_windows import Telemetry
 from healer.text import Said, say
 
-#: A fault and its place.
+#: A fault and its component.
 Pair = tuple[str, Component]
 T = TypeVar("T")
-#: What lasts is reported again after this: by then its incident may have closed.
+#: A lasting condition is reported again after this time, because its incident may have closed.
 AGAIN_AFTER = timedelta(minutes=5)
 
 
 class PictureLook(NamedTuple):
-    """What detectors over the picture look at in one walk. `lines`: those that are no history, as read."""
+    """The input of detectors over the picture in one walk. `lines`: current lines with their readings."""
 
     rules: Ruleset
     picture: Picture
@@ -42,7 +43,7 @@ class PictureLook(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What detectors over measured windows look at in one tick."""
+    """The input of detectors over measured windows in one tick."""
 
     now: datetime
     telemetry: Telemetry
@@ -50,27 +51,28 @@ class Look:
     slurm: SlurmSnapshot | None = None
     #: (fault, root) of open incidents that measured signals opened: detectors report when they are over.
     watched: Collection[Pair] = ()
-    #: Nodes that lost what a job may need, by their kernel's lines.
+    #: Nodes that lost something a job may need, according to their kernel's lines.
     node_reports: Mapping[str, NodeReport] = field(default_factory=dict)
-    #: Node -> titles of the incidents that are open on it.
+    #: Node -> titles of its open incidents.
     faults: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    #: Since when senders were heard without a break: anything before that was not missed.
+    #: Since when senders were heard without a break; silence before that does not count.
     listening_since: datetime | None = None
     #: When any sender was last heard.
     heard_at: datetime | None = None
 
 
 class Figures(NamedTuple):
-    """Signals that a finding rests on, None: any. `peers`: they are compared with those of other nodes."""
+    """Signals that a finding is based on; None: any. `peers`: they are compared with those of other nodes."""
 
     signals: Collection[str] | None = None
     peers: bool = False
 
 
 class Detector(Protocol):
-    """Looks at measured windows every `TICK_S`; one thread. The same looks give the same findings.
+    """Examines measured windows every `TICK_S`; one thread. Deterministic: the same looks give the same
+    findings.
 
-    Only `tick` is required. The other methods are for what it remembers.
+    Only `tick` is required. The other methods manage its memory.
     """
 
     def tick(self, look: Look) -> Detections:
@@ -78,7 +80,7 @@ class Detector(Protocol):
         ...
 
     def glance(self, look: Look) -> tuple[Finding, ...]:
-        """Between two ticks, where nodes have just lost what a job may need."""
+        """Called between two ticks, when nodes have just lost something a job may need."""
         return ()
 
     def prime(self, telemetry: Telemetry, now: datetime) -> None:
@@ -88,42 +90,43 @@ class Detector(Protocol):
         """The node was repaired, returned or booted at `since`: older measurements no longer count."""
 
     def figures_of(self, finding: Finding) -> "Figures":
-        """What of its node's figures a finding of its own rests on."""
+        """The node's figures that one of its own findings is based on."""
         return Figures()
 
     def under(self, rules: Ruleset) -> "Detector":
-        """The detector of changed rules, which keeps what it remembers."""
+        """The detector for changed rules; it keeps its memory."""
         return self
 
     def know_parts(self, telemetry: Telemetry, gpus: Sequence[tuple[str, int, str]]) -> None:
-        """(node, GPU, part): which physical GPU is at which index, as nodes list them."""
+        """(node, GPU, part): which physical GPU is at which index, as listed by the nodes."""
 
     def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
-        """What took days to learn, by name, for the next start."""
+        """State that took days to learn, by name, for the next start."""
         return {}
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
-        """Takes what `pack` gave; returns the names of what cannot be read and is learnt from scratch."""
+        """Restores the result of `pack`; returns the names of entries that cannot be read and are learnt from
+        scratch."""
         return []
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays, where they grow with the fleet."""
+        """Size of its arrays in bytes, if they grow with the fleet."""
         return 0
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is pending that the next tick has to look at again; time alone finds nothing."""
+        """The next tick has nothing pending to examine again; time alone finds nothing."""
         return True
 
     @property
     def needs_samples(self) -> bool:
-        """False for a detector that also finds something where no sender measures."""
+        """False for a detector that also finds something without measured samples."""
         return True
 
 
 def unreadable(packed: Mapping[str, bytes], name: str, read: Callable[[bytes], None]) -> list[str]:
-    """Calls `read` with what was kept under `name`; returns that name where `read` raises ValueError."""
+    """Calls `read` with the data stored under `name`; returns that name if `read` raises ValueError."""
     try:
         if name in packed:
             read(packed[name])
@@ -135,7 +138,7 @@ def unreadable(packed: Mapping[str, bytes], name: str, read: Callable[[bytes], N
 def new_evidence(
     identity: str, where: Component, at: datetime, text: Said, now: datetime, sense: Sense
 ) -> Evidence:
-    """Evidence of what healer itself worked out; the same `identity` always gives the same digest."""
+    """Evidence that healer derived itself; the same `identity` always gives the same digest."""
     return Evidence(
         digest=sha256(identity.encode()).hexdigest(),
         at=at,
@@ -154,7 +157,8 @@ def percent(share: float) -> Said:
 
 @dataclass(slots=True)
 class Spell(Generic[T]):
-    """What lasts at one place: `now` as of the newest look that showed it; `missed` looks did not since."""
+    """A lasting condition at one place: `now` is its value in the newest look that showed it; `missed` looks
+    since then did not."""
 
     since: datetime
     now: T
@@ -163,16 +167,16 @@ class Spell(Generic[T]):
 
 
 class Spells(Generic[T]):
-    """What lasts at places. A spell is over when `patience` looks in a row did not show it."""
+    """Lasting conditions by place. A spell is over when `patience` looks in a row did not show it."""
 
     def __init__(self, patience: int = 1) -> None:
         self._patience = patience
         self.on: dict[Component, Spell[T]] = {}
-        #: Those that ended: since when.
+        #: Spells that ended: since when.
         self.over: dict[Component, datetime] = {}
 
     def show(self, where: Component, now: T, since: datetime) -> None:
-        """A look showed it; it is to be reported. `since` counts where it is new."""
+        """A look showed it, so it is to be reported. `since` counts if it is new."""
         spell = self.on.setdefault(where, Spell(since, now))
         spell.now, spell.missed, spell.due = now, 0, True
         self.over.pop(where, None)
@@ -184,23 +188,23 @@ class Spells(Generic[T]):
             self.over[where] = at
 
     def due(self) -> list[tuple[Component, Spell[T]]]:
-        """Those to report, each once for each look that showed it."""
+        """The spells to report, each once per look that showed it."""
         found = [(where, spell) for where, spell in self.on.items() if spell.due]
         for _, spell in found:
             spell.due = False
         return found
 
     def cleared(self, fault: str, watched: Iterable[Pair]) -> dict[Pair, datetime]:
-        """Of the watched incidents of this fault, those that are over: since when."""
+        """Of the watched incidents of this fault, those that are over, and since when."""
         return {pair: self.over[pair[1]] for pair in watched if pair[0] == fault and pair[1] in self.over}
 
     def drop_gone(self, telemetry: Telemetry) -> None:
-        """Of what Slurm no longer shows nothing is over."""
+        """Drops places that Slurm no longer shows, without counting them as over."""
         self.over = {where: at for where, at in self.over.items() if not telemetry.is_gone(where)}
 
 
 class Reports:
-    """When each fault was last reported; what lasts is reported again after `AGAIN_AFTER`."""
+    """When each fault was last reported; a lasting one is reported again after `AGAIN_AFTER`."""
 
     def __init__(self) -> None:
         self.last_at: dict[Pair, datetime] = {}
@@ -218,7 +222,7 @@ class Reports:
 
 
 class JobWatch(Protocol):
-    """What a detector follows of one life of a job."""
+    """The state that a detector follows for one life of a job."""
 
     job: JobSteps
     #: `job.rewound` when the watch began.
@@ -231,7 +235,7 @@ W = TypeVar("W", bound=JobWatch)
 def watch_jobs(
     watches: Mapping[LifeKey, W], steps: StepTimes, begin: Callable[[JobSteps, int], W]
 ) -> dict[LifeKey, W]:
-    """The watch of each job's latest life; a new one where the life is new or went back to a checkpoint."""
+    """The watch of each job's latest life; a new watch if the life is new or went back to a checkpoint."""
     found: dict[LifeKey, W] = {}
     for job in steps.jobs():
         watch = watches.get(job.key)

@@ -1,4 +1,4 @@
-"""What a kernel line means, by the catalogues. Pure. Who is to blame is not decided here."""
+"""The meaning of a kernel line according to the catalogues. Pure. Blame is decided elsewhere."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ _OF_ROW = ("text", "fault_class", "remedy", "cause", "unusable")
 
 
 def gpu_model(models: Sequence[GpuModel], shown: SlurmNode | None) -> str | None:
-    """The name in `gpu_models.yaml` of the node's GPUs, as Slurm or else the node itself names them; the
+    """The name in `gpu_models.yaml` of the node's GPUs, as named by Slurm or else by the node itself; the
     first entry that fits."""
     name = (shown.gpu_model or shown.gpu_name).lower() if shown is not None else ""
     if not name:
@@ -44,7 +44,7 @@ def driver_major(shown: SlurmNode | None) -> int | None:
 
 
 def row_of(entry: CatalogueEntry, model: str | None) -> CatalogueEntry:
-    """The row as it is on this GPU model."""
+    """The row, adapted to this GPU model."""
     if model is None:
         return entry
     for variant in entry.by_model:
@@ -54,18 +54,18 @@ def row_of(entry: CatalogueEntry, model: str | None) -> CatalogueEntry:
     return entry
 
 
-#: Worst last. `application` and `unknown` do not occur in these tables.
+#: In ascending order of severity. `application` and `unknown` do not occur in these tables.
 _BADNESS = (FaultClass.informational, FaultClass.degraded, FaultClass.fatal)
-#: The driver with the new layout of the first word.
+#: The first driver with the new layout of the first word.
 _NEW_LAYOUT = 575
 _LINK_DOWN = frozenset({"NETIR_LINK_EVT", "NETIR_LINK_DOWN"})
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What one line means: the fault's name and class, and a sentence for people.
+    """The meaning of one line: the fault's name and class, and a sentence for people.
 
-    `remedy`, `cause`, `follows` as in `Finding`; `evidence_only`: opens no incident; `server`: the root,
-    where that is another host."""
+    `remedy`, `cause`, `follows` as in `Finding`; `evidence_only`: opens no incident; `server`: the root, if
+    that is another host."""
 
     fault: str
     fault_class: FaultClass
@@ -82,7 +82,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(NamedTuple):
-    """An observation, and what it means; None: it names no fault."""
+    """An observation and its meaning; None: it names no fault."""
 
     seen: Observation
     reading: Reading | None
@@ -93,14 +93,14 @@ def read_all(
 ) -> list[Line]:
     """Each observation with its reading.
 
-    `nodes` as Slurm shows them: what a code means may differ by GPU model and driver.
+    `nodes` as shown by Slurm: the meaning of a code may depend on GPU model and driver.
     """
     shown = nodes or {}
     return [Line(seen, read(rules, seen, shown.get(seen.component.node or ""))) for seen in observations]
 
 
 def read(rules: Ruleset, seen: Observation, shown: SlurmNode | None = None) -> Reading | None:
-    """What a line means by the catalogues. None: it names no fault (identity, heartbeat, follow-up)."""
+    """The meaning of a line by the catalogues. None: it names no fault (identity, heartbeat, follow-up)."""
     if seen.data.get("follow_up"):
         return None
     if seen.kind is ObservationKind.gpu_lost:
@@ -124,7 +124,7 @@ def read(rules: Ruleset, seen: Observation, shown: SlurmNode | None = None) -> R
 def _line(rules: Ruleset, seen: Observation) -> Reading | None:
     entry = rules.kernel_lines.by_name.get(seen.data.get("name", ""))
     if entry is None:
-        return None  # it was stored when the rules named such a line
+        return None  # stored when earlier rules named such a line
     parts = ", ".join(str(seen.data[name]) for name in ("nic", "device", "process") if name in seen.data)
     server = seen.data.get("server")
     head, where = quoted(entry.text), server or parts
@@ -178,18 +178,18 @@ def _xid(rules: Ruleset, seen: Observation, code: int, shown: SlurmNode | None) 
 
 
 def _with_words(text: Said, seen: Observation) -> Said:
-    """Followed by what the line itself says."""
+    """The text, followed by the line's own words."""
     words = seen.text.rstrip()
     return joined((text, quoted(words)), "space") if words else text
 
 
 def _now_fatal(reading: Reading, asked: str, text: Said) -> Reading:
-    """The driver's own word is stronger than the catalogue's."""
+    """The reading as fatal: the driver's own statement overrides the catalogue."""
     return msgspec.structs.replace(reading, fault_class=FaultClass.fatal, asked=asked, text=text)
 
 
 def _driver_asks(rules: Ruleset, seen: Observation) -> Reading | None:
-    """Xid 154 by its number, or by its words where a driver prints none, or one that is not known. None: an
+    """Xid 154, by its number, or by its words if a driver prints no number or an unknown one. None: an
     unknown action."""
     action, words = seen.data.get("recovery_action"), str(seen.data.get("recovery_words", ""))
     ask = rules.recovery_actions.get(action) if action is not None else None
@@ -241,8 +241,8 @@ def _with_link(text: Said, seen: Observation) -> Said:
 
 
 def _of_nvlink5(fault_class: FaultClass) -> Remedy:
-    """The remedy of a row that names none: where nothing is fatal the vendor says to ignore it, and to report
-    it. If a reset is needed all the same, the driver asks for it by Xid 154."""
+    """The remedy of a row that names none: if nothing is fatal, the vendor says to ignore and report it. If a
+    reset is needed all the same, the driver requests it by Xid 154."""
     if fault_class is FaultClass.fatal:
         return Remedy.drain_then_reset
     return Remedy.ticket if fault_class is FaultClass.degraded else Remedy.none
@@ -269,7 +269,7 @@ def _sxid(rules: Ruleset, seen: Observation, code: int) -> Reading:
         fault_class = listed
     elif word == "Correctable":
         fault_class = FaultClass.informational
-    else:  # Non-fatal: no worse than degraded, whatever the catalogue says
+    else:  # Non-fatal: at most degraded, whatever the catalogue says
         fault_class = FaultClass.degraded if listed is FaultClass.fatal else listed
     switch = seen.component.switch
     head = say("detection.sxid_on", code=code, switch=switch) if switch else say("detection.sxid", code=code)
@@ -279,7 +279,7 @@ def _sxid(rules: Ruleset, seen: Observation, code: int) -> Reading:
         fault_class=fault_class,
         text=say("detection.told", head=_with_link(head, seen), text=text),
         explained=entry is not None or word == "Fatal",
-        # Where the word overrides the row: each fatal one asks for a new fabric, each milder for nothing.
+        # If the word overrides the row: a fatal one asks for a new fabric, a milder one for nothing.
         remedy=entry.remedy
         if entry and fault_class is listed
         else Remedy.reboot_node
@@ -295,7 +295,7 @@ def _sxid(rules: Ruleset, seen: Observation, code: int) -> Reading:
 def nvlink_row(
     rows: Sequence[NvlinkRow], xid: int, unit: str, words: Sequence[int], driver: int | None = None
 ) -> NvlinkRow | None:
-    """The first row that fits; None for a combination that is not documented.
+    """The first row that fits; None for an undocumented combination.
 
     `driver`: its major number, None if unknown; then either layout of the first word counts.
     """
@@ -314,7 +314,7 @@ def nvlink_row(
 
 
 def link_down_reason(unit: str, words: Sequence[int]) -> int | None:
-    """Why a link went down, bits 25:20 of the first word; None where the line is about something else."""
+    """Why a link went down, bits 25:20 of the first word; None if the line is about something else."""
     if not words or _LINK_DOWN.isdisjoint(unit.split("/")):
         return None
     return words[0] >> 20 & 0x3F
@@ -332,7 +332,7 @@ def bit_pattern(pattern: str) -> tuple[int, int]:
 def xid74_reading(
     table: Sequence[Xid74Bits], registers: Sequence[int]
 ) -> tuple[FaultClass | None, tuple[Said, ...]]:
-    """(the class that the set bits make, what they mean). None: a bit that no row names, or none set."""
+    """(the class given by the set bits, their meanings). None: a bit without a row, or none set."""
     classes: list[FaultClass] = []
     notes: list[Said] = []
     complete = True

@@ -1,9 +1,8 @@
-"""Findings of what was reported of a node: kernel lines, checks of hooks, tests, foreign drains,
-boots, alerts.
+"""Findings from reports about a node: kernel lines, checks by hooks, tests, foreign drains, boots, alerts.
 
-An alert is the conclusion of another system, drawn from figures or lines that healer mostly reads itself. So
-it does not count as a second sense (`healer.incidents.growth`). An alert that no entry names opens nothing:
-it is evidence for an incident that is open at its place, and shown on the node's page.
+An alert is the conclusion of another system, drawn from figures or lines that healer usually reads itself, so
+it does not count as a second sense (`healer.incidents.certainty`). An alert without an entry opens nothing:
+it is evidence for an open incident at its place, and shown on the node's page.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,16 +53,16 @@ from healer.observations.picture import AFTER_ITS_END
 from healer.signals.identity import digest_of
 from healer.text import NO_WORDS, quoted, say
 
-#: A kernel line is a fact; uncertain is only the meaning of a code that no catalogue explains.
+#: A kernel line is a fact; only the meaning of a code that no catalogue explains is uncertain.
 CERTAIN = 1.0
 UNEXPLAINED = 0.5
 
-#: What a node lost longer ago does not explain why a job is stuck now.
+#: An older loss does not explain why a job is stuck now.
 REPORTS_KEPT = timedelta(minutes=10)
 
 
 def line_findings(walk: PictureLook) -> list[Finding]:
-    """One finding per line that names a fault which a rule takes."""
+    """One finding per line that names a fault with a rule."""
     found = []
     for seen, reading in walk.lines:
         if reading is None:
@@ -75,7 +74,8 @@ def line_findings(walk: PictureLook) -> list[Finding]:
 
 
 def _rule_of(rules: Ruleset, reading: Reading) -> Rule | None:
-    """The rule of the fault; of one that may wait, and whose line asks to drain, the rule of that request."""
+    """The rule of the fault; or the rule of the drain request, if the fault may wait and its line asks to
+    drain."""
     asks = reading.fault_class is FaultClass.degraded and reading.asked is not None
     ask = rules.ask_for(reading.asked) if asks else None
     named = ask if ask is not None else reading
@@ -83,9 +83,9 @@ def _rule_of(rules: Ruleset, reading: Reading) -> Rule | None:
 
 
 def gauge_findings(rules: Ruleset, picture: Picture, sensed: Iterable[Finding]) -> list[Finding]:
-    """What the last tick found; an Xid that a gauge reports is read by the catalogue, as a kernel line is.
+    """The last tick's findings; an Xid reported by a gauge is read by the catalogue, like a kernel line.
 
-    Its sense stays metrics: nothing is surely unusable by it. An Xid that no rule takes gives no finding.
+    Its sense remains metrics, so it makes nothing certainly unusable. An Xid without a rule gives no finding.
     """
     found = []
     for finding in sensed:
@@ -118,7 +118,7 @@ def _as_line(picture: Picture, finding: Finding) -> Observation:
 
 
 def note_reports(walk: PictureLook) -> None:
-    """Keeps in the picture which nodes lost what a job may need, by their newest line."""
+    """Records in the picture which nodes lost something a job may need, by their newest line."""
     picture = walk.picture
     for seen, reading in walk.lines:
         node = seen.component.node
@@ -137,16 +137,16 @@ def note_reports(walk: PictureLook) -> None:
     }
 
 
-#: A port that is down for so long does not come back by itself (gpud's figure).
+#: A port that is down for this long does not come back by itself (gpud's figure).
 STAYS_DOWN = timedelta(minutes=4)
-#: A detector takes over from another one within this time.
+#: How quickly one detector takes over from another.
 FAILOVER = timedelta(minutes=1)
-#: Ports without a cable say so at each boot.
+#: Ports without a cable report that at each boot.
 AFTER_BOOT = timedelta(minutes=10)
 
 
 def note_links(walk: PictureLook) -> None:
-    """Keeps in the picture which ports lost their link, until they have it back."""
+    """Records in the picture which ports lost their link, until the link is back."""
     picture = walk.picture
     for seen, reading in walk.lines:
         if (
@@ -162,7 +162,7 @@ def note_links(walk: PictureLook) -> None:
 
 
 def recall_links(walk: PictureLook) -> None:
-    """The same after a restart, without ports that the detector before has surely reported."""
+    """The same after a restart, without ports that the previous detector has certainly reported."""
     picture = walk.picture
     note_links(walk)
     picture.links_down = {
@@ -173,11 +173,11 @@ def recall_links(walk: PictureLook) -> None:
 
 
 def link_findings(walk: PictureLook) -> list[Finding]:
-    """One for each port of a network card that lost its link under a running job and of which nothing better
-    is heard, by the kernel alone."""
+    """One finding per port of a network card that lost its link under a running job, by the kernel alone, if
+    nothing more precise is known."""
     picture = walk.picture
     note_links(walk)
-    # An outage explains its nodes' links while it goes on, and none that is still down after it.
+    # An outage explains its nodes' links while it lasts, but not a link that is still down afterwards.
     out = {node for outage in picture.silence.outages for node in outage.nodes}
     due = [
         key
@@ -204,7 +204,7 @@ def _has_just_booted(picture: Picture, seen: Observation) -> bool:
 
 
 def _stays_down(picture: Picture, node: str, seen: Observation) -> bool:
-    """A job of before has run there until now, and the node has been neither booted nor repaired since."""
+    """A job from before has run there until now, and the node has been neither booted nor repaired since."""
     renewed, at = picture.node(node).renewed_at, _when(picture, seen)
     jobs = picture.slurm.jobs_on(node) if picture.slurm is not None else ()
     runs = any(job.state == "RUNNING" and picture.allocations.had_begun(job.leader, at) for job in jobs)
@@ -269,12 +269,12 @@ def _line_finding(rule: str, reading: Reading, seen: Observation) -> Finding:
     )
 
 
-#: What a fault of this kind begins with: `hook:probe`, `hook:fs-full` and so on.
+#: The prefix of such a fault: `hook:probe`, `hook:fs-full` and so on.
 HOOK_FAULT = "hook:"
 
 
 def hook_findings(walk: PictureLook) -> list[Finding]:
-    """One for each check that failed and was not repeated since."""
+    """One finding per check that failed and was not repeated since."""
     return [
         _hook_finding(seen, name, str(text))
         for seen, _ in walk.lines
@@ -290,7 +290,7 @@ def _is_repeated(picture: Picture, seen: Observation, name: str) -> bool:
 
 
 def _hook_finding(seen: Observation, name: str, text: str) -> Finding:
-    # Without its job: the check is about the node, not about who ran there.
+    # Without its job: the check is about the node, not about the job there.
     where = Component(cluster=seen.component.cluster, node=seen.component.node)
     evidence = Evidence(
         digest=digest_of("hook-check", seen.digest, name),
@@ -306,15 +306,16 @@ def _hook_finding(seen: Observation, name: str, text: str) -> Finding:
     )
 
 
-#: What a fault of this kind begins with: `node-test:answers`; `node-test:compared` where all tests passed and
-#: a figure is worse than on the reference node.
+#: The prefix of such a fault: `node-test:answers`; `node-test:compared` if all tests passed but a figure is
+#: worse than on the reference node.
 TEST_FAULT = "node-test:"
-#: Results of no single test: a figure below the reference node's; found by halves of a job's nodes.
+#: Results that belong to no single test: a figure below the reference node's, or found by testing halves of a
+#: job's nodes.
 _OF_NO_TEST = frozenset({"compared", "together"})
 
 
 def test_findings(walk: PictureLook) -> list[Finding]:
-    """One for each test that failed."""
+    """One finding per failed test."""
     return [
         _test_finding(walk.picture.cluster, command)
         for command in walk.commands
@@ -327,7 +328,7 @@ def _test_finding(cluster: str, command: Command) -> Finding:
     how = test if test in _OF_NO_TEST else "failed"
     title = say(f"detection.test_{how}", node=node, test=test)
     evidence = Evidence(
-        # The same for one run, also when a second worker repeats the report of one that died.
+        # The same for one run, even if a second worker repeats the report of one that died.
         digest=digest_of("node-test", str(command.data["run"]), test),
         at=command.at,
         component=Component(cluster=cluster, node=node),
@@ -348,7 +349,7 @@ def _test_finding(cluster: str, command: Command) -> Finding:
 
 def drain_findings(walk: PictureLook) -> list[Finding]:
     """One finding per node that a person, a program or Slurm holds out of service, when the snapshot changed,
-    or while such a drain is ruled out. Planned work is none."""
+    or while such a drain is ruled out. Planned work gives none."""
     picture = walk.picture
     passed = any(fault_is(fault, Trait.drain) for _, fault, _ in picture.passed_over)
     if picture.slurm is None or not (picture.nodes_changed or passed):
@@ -363,8 +364,8 @@ def drain_findings(walk: PictureLook) -> list[Finding]:
 def fault_of(node: SlurmNode, snapshot: SlurmSnapshot | None) -> str | None:
     """The fault that a hold on the node counts as; None if nothing holds it, healer does, or it is planned.
 
-    healer's own tests are no plan: a drain amid them is meant. A node that Slurm does not reach is reported
-    by the watch over such nodes."""
+    healer's own tests are not planned work: a drain during them is deliberate. Nodes that Slurm does not
+    reach are reported by the watch for those."""
     owner = node.owner
     if owner is None or not node.held or is_offline(node):
         return None
@@ -391,7 +392,7 @@ def _drain_finding(cluster: str, node: SlurmNode, fault: str, now: datetime) -> 
         reason = quoted(node.reason) or say("detection.no_reason")
         text = say("detection.drained_by", who=who, reason=reason)
     where = Component(cluster=cluster, node=node.name)
-    # Without the time: Slurm moves it when it appends to a reason. A new reason is new evidence.
+    # Without the time, which Slurm changes when it appends to a reason. A new reason is new evidence.
     identity = f"drain|{cluster}|{node.name}|{node.reason}|{node.reason_at}"
     evidence = Evidence(
         digest=sha256(identity.encode()).hexdigest(),
@@ -411,18 +412,19 @@ def _drain_finding(cluster: str, node: SlurmNode, fault: str, now: datetime) -> 
     )
 
 
-#: A boot is heard of within this time; used where neither Slurm nor the last signal of the old boot dates it.
+#: A boot is reported within this time; used if neither Slurm nor the last signal of the old boot dates it.
 HEARD_WITHIN = timedelta(minutes=2)
-#: Slurm's clock may date the end of a job this much before our last signal of the boot that it was lost with.
+#: Slurm's clock may date the end of a job this much before our last signal of the boot with which it was
+#: lost.
 CLOCK_SLACK = timedelta(seconds=5)
 _ASKED_FOR = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "POWERING_UP", "POWERING_DOWN", "POWERED_DOWN"})
 
 
 def reboot_findings(walk: PictureLook) -> list[Finding]:
-    """One for each node of which another boot is heard while jobs of the boot before, now lost, are on it.
+    """One finding per node on which a new boot is seen while jobs of the boot before, now lost, are on it.
 
-    Requested boots do not count: healer's own, a person's, or one that Slurm was asked for. What is planned
-    for the node is judged with all other faults (`healer.incidents.context`).
+    Requested boots do not count: healer's own, a person's, or one that was requested from Slurm. Planned work
+    on the node is judged as for all other faults (`healer.incidents.context`).
     """
     found = []
     for name in sorted(walk.picture.changes.booted):
@@ -450,12 +452,12 @@ def _jobs_of_boot_before(picture: Picture, node: NodePicture, shown: SlurmNode) 
         if _began_before(job, node, shown):
             yield job.leader
     gone_for = AFTER_ITS_END
-    if node.old_boot_heard_at is not None:  # who left while the old boot still sent signals was not lost
+    if node.old_boot_heard_at is not None:  # one that left while the old boot sent was not lost
         gone_for = min(gone_for, node.booted_at - node.old_boot_heard_at + CLOCK_SLACK)
     for leader in picture.allocations.ended_on(node.name, node.booted_at, grace=gone_for):
         job = jobs.get(leader)
         if job is not None and job.state in {"PENDING", "RUNNING"} and not _runs_on(job, node):
-            yield leader  # Slurm has put it back
+            yield leader  # Slurm has requeued it
 
 
 def _runs_on(job: SlurmJob, node: NodePicture) -> bool:
@@ -493,7 +495,7 @@ def _boot_finding(cluster: str, node: NodePicture, jobs: list[str], now: datetim
     )
 
 
-#: Findings of one walk; the others follow in the next ones.
+#: Findings per walk; the others follow in later ones.
 MOST_AT_ONCE = 1000
 
 _CONFIDENCE = {FaultClass.fatal: 0.8, FaultClass.degraded: 0.7}
@@ -517,8 +519,8 @@ def _labelled(entries: Iterable[AlertRule], seen: Observation) -> AlertRule | No
 
 
 def alert_findings(walk: PictureLook) -> list[Finding]:
-    """Alerts that fire and are due to be reported. Ends those that are no longer repeated, and notes in the
-    picture which incidents alerts keep open."""
+    """Firing alerts that are due to be reported. Ends those that are no longer repeated, and records in the
+    picture which incidents are kept open by alerts."""
     rules, picture, now, alerts = walk.rules, walk.picture, walk.now, walk.picture.alerts
     if not alerts.heard:
         return []
@@ -544,7 +546,7 @@ def alert_findings(walk: PictureLook) -> list[Finding]:
 
 
 def finding_of(seen: Observation, entry: AlertRule | None, *, digest: str, now: datetime) -> Finding:
-    """What one alert means. Without an entry, or with one that opens nothing, it is only evidence."""
+    """The finding for one alert. Without an entry, or with one that opens nothing, it is only evidence."""
     opens = entry is not None and entry.opens
     summary = str(seen.data.get("summary") or "")
     text = say("detection.alert", name=seen.text)
@@ -572,7 +574,7 @@ def finding_of(seen: Observation, entry: AlertRule | None, *, digest: str, now: 
 
 
 def firing(rules: Ruleset, observations: Iterable[Observation], now: datetime) -> list[FiringAlert]:
-    """Of the alerts of a place, oldest first: those that fire now, the newest first."""
+    """The alerts of a place (`observations`: oldest first) that fire now, newest first."""
     alerts, named = Alerts(), {}
     for seen in observations:
         alerts.take(seen)
@@ -600,7 +602,8 @@ def _shown(alert: HeardAlert) -> FiringAlert:
 
 
 def _match_rule(alert: HeardAlert, rules: Ruleset, named: dict[str, list[AlertRule]]) -> None:
-    """Notes which entry takes it, once for each set of rules; `named` caches entries by the alert's name."""
+    """Records which entry matches the alert, once per set of rules; `named` caches entries by the alert's
+    name."""
     if alert.rules_version == rules.version:
         return
     name = alert.seen.text
@@ -616,6 +619,6 @@ def _is_silent(alert: HeardAlert, now: datetime) -> bool:
 
 
 def _is_history(picture: Picture, alert: HeardAlert) -> bool:
-    """It began before the node was repaired or returned: its cause is gone, or is detected again."""
+    """It began before the node was repaired or returned: its cause is gone, or will be detected again."""
     node = picture.nodes.get(alert.seen.component.node or "")
     return node is not None and node.cleared_at is not None and alert.begun_at <= node.cleared_at

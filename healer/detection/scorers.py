@@ -1,5 +1,5 @@
-"""What a model scores nodes with: an isolation forest over the sizes of a node's residual, what load, model,
-rack and its own past do not explain. Why these: `docs/detection.md`.
+"""The score of a node by a model: an isolation forest over the sizes of the node's residual, which is what
+load, model, rack and its own past do not explain. For the reasons: `docs/detection.md`.
 
 Matrices are (n, features) without gaps; 0 is "like the peers". Scores are (n,), higher is more unusual.
 """
@@ -15,22 +15,22 @@ from healer.detection.features import OWN_MARK, columns, largest, whole
 from healer.model.feature_rows import FeatureRow, Floats, Matrix
 from healer.model.telemetry import FOREST, FeatureShare, ScorerResult, Unusual
 
-#: A node is scored if this share of the model's features is known, and a feature is used if it was known in
-#: this share of the samples.
+#: A node is scored if this share of the model's features is known; a feature is used if it was known in this
+#: share of the samples.
 KNOWN_LEAST = 0.5
-#: Features are in spreads of the peers: less than this share of one is no deviation.
+#: Features are in units of the peers' spread: less than this share of one is no deviation.
 SPREAD_LEAST = 0.25
-#: The least variance of a component, in that of a feature: what never moved in training does not deviate when
-#: it moves by next to nothing.
+#: The least variance of a component, relative to a feature's: a component that never moved in training does
+#: not deviate when it moves slightly.
 COMPONENT_LEAST = 0.05
-#: Components, and features, of which the largest are given to the forest.
+#: The number of largest components, and of largest features, that the forest gets.
 COMPONENTS, LARGEST = 3, 2
 TREES, SAMPLES_OF_TREE = 50, 2048
 
 
 class Residual:
-    """Principal components of the features, each in its own spread, with a floor for those that hardly move:
-    by how the features usually move together (P. Mahalanobis, 1936)."""
+    """Principal components of the features, each in units of its own spread, with a floor for those that
+    hardly move: by how the features usually move together (P. Mahalanobis, 1936)."""
 
     def __init__(self, data: Matrix, used: NDArray[np.intp]) -> None:
         self._used = used
@@ -42,7 +42,8 @@ class Residual:
 
     def sizes(self, matrix: Matrix) -> Matrix:
         """(n, 6) logs: the distance (root mean square of the components), the largest components, the largest
-        features. Signs and names are left out: a forest of so few columns finds what is rare in any one."""
+        features. Signs and names are dropped: a forest over so few columns finds a rare value in any of
+        them."""
         x = self._scaled(matrix)
         apart = x @ self._weights
         distance = np.sqrt((apart * apart).mean(axis=1, keepdims=True))
@@ -50,8 +51,8 @@ class Residual:
         return np.ascontiguousarray(np.log1p(found), np.float32)
 
     def shares(self, matrix: Matrix) -> Floats:
-        """(n, features) the terms of the squared distance, by feature, as shares of their sum in each row;
-        those that lessen it are 0. Of a node in the middle of its class they are all 0."""
+        """(n, features) each feature's share of the squared distance of its row; negative terms are 0. All 0
+        for a node in the middle of its class."""
         x = self._scaled(matrix)
         found = np.zeros(matrix.shape)
         found[:, self._used] = np.maximum(x * (x @ self._weights @ self._weights.T), 0)
@@ -63,7 +64,7 @@ class Residual:
 
 
 def _top(values: Floats, most: int) -> Floats:
-    """(n, most) the largest of each row, whatever their sign, the largest first; 0 where there are fewer."""
+    """(n, most) the largest values of each row by magnitude, largest first; 0 if there are fewer."""
     found = np.abs(values)
     most_here = min(most, found.shape[1])
     found = np.sort(np.partition(found, -most_here, axis=1)[:, -most_here:], axis=1)[:, ::-1]
@@ -71,15 +72,15 @@ def _top(values: Floats, most: int) -> Floats:
 
 
 class Scorer:
-    """scikit-learn's isolation forest (F. Liu, K. Ting, Z. Zhou, 2008), 0 to 1, and beyond all that it was
-    grown from, where its score no longer rises, the further distance as a log.
+    """scikit-learn's isolation forest (F. Liu, K. Ting, Z. Zhou, 2008), 0 to 1. Beyond its training range,
+    where its score no longer rises, the log of the excess distance is added.
 
-    Growing it takes 0.2 s, and the first import 2 s more."""
+    Fitting takes 0.2 s, and the first import 2 s more."""
 
     def __init__(self, data: Matrix, features: Sequence[str]) -> None:
         from sklearn.ensemble import IsolationForest
 
-        # Features against a node's own past, where there are any, show more than any difference to peers.
+        # Features against a node's own past, if there are any, show more than any difference to peers.
         is_own = _of_own_past(features)
         self.residual = Residual(data, np.flatnonzero(is_own if is_own.any() else ~is_own))
         sizes = self.residual.sizes(data)
@@ -94,7 +95,7 @@ class Scorer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """What is usual in one class of nodes. `id`: SHA-256 over class, features and the data fitted to."""
+    """The usual state of one class of nodes. `id`: SHA-256 over class, features and training data."""
 
     id: str
     hardware: str
@@ -104,16 +105,16 @@ class Model:
     scorer: Scorer
 
     def scored(self, matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
-        """Rows of a matrix of all features that can be scored, and what is scored of them: a single feature
-        that is unknown counts as "like the peers"."""
+        """The rows of a matrix of all features that can be scored, and their data: a single unknown feature
+        counts as "like the peers"."""
         values = matrix[:, columns(self.features)]
         rows = np.flatnonzero(known_enough(self.features, np.isfinite(values)))
         return rows, np.nan_to_num(values[rows], nan=0.0)
 
 
 def known_enough(features: Sequence[str], is_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(rows,) whether enough is known: of what is measured, and of the own past where that is used. A
-    repaired node has no past for hours; it is not called usual meanwhile."""
+    """(rows,) whether enough is known: of the measured features, and of the own past if that is used. A
+    repaired node has no past for hours, and is not called usual meanwhile."""
     is_own = _of_own_past(features)
     found = np.full(len(is_known), bool(len(features)))
     for part in (is_own, ~is_own):
@@ -127,7 +128,8 @@ def _of_own_past(features: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def unusual_of(model: Model, row: FeatureRow) -> list[Unusual]:
-    """For people: each node of this moment that the model can score, with what the score comes from."""
+    """For people: each node of this moment that the model can score, with the main contributions to its
+    score."""
     rows, values = model.scored(whole(row))
     if not len(rows):
         return []

@@ -1,10 +1,10 @@
-"""Silence: a sender that kept its own cadence and stopped. Slurm is asked before a node is blamed.
+"""Silence: a sender that kept its own interval and stopped. Slurm is checked before a node is blamed.
 
-Nodes of one place that are away at the same time are one outage; those that never send are away while Slurm
-does not reach them. It begins with its first node and lasts
-until its last one is back and has kept its cadence; meanwhile none of them is judged alone (law 2). A node
-is judged alone where all others of its switch, rack, PDU and NVLink domain were heard well after it, and none
-came back just now.
+Nodes of one place that are silent at the same time are one outage; nodes that never send count as silent
+while Slurm does not reach them. The outage begins with its first node and lasts until its last one is back
+and sends regularly again; meanwhile none of them is judged alone (law 2). A node is judged alone if all
+others of its switch, rack, PDU and NVLink domain were heard well after it, and none of them has just come
+back.
 """
 
 from collections import defaultdict
@@ -23,12 +23,12 @@ from healer.observations.picture import Picture
 from healer.observations.silences import AllHeard, Alone, Outage, Settled, Unreached
 from healer.text import Said, say
 
-#: So many silent nodes of one place, and at least half of those expected there, mean the place.
+#: This many silent nodes of one place, and at least half of those expected there, point to the place.
 PLACE_NODES = 3
 
 
 class Together(NamedTuple):
-    """`nodes` by name; `of` is how many are expected there."""
+    """`nodes` by name; `of`: the number of nodes expected there."""
 
     kind: PlaceKind
     place: str
@@ -41,7 +41,7 @@ class Together(NamedTuple):
         return say(f"detection.at_{self.kind}", place=self.place)
 
     def root(self, cluster: str) -> Component:
-        """A rack, a PDU and a domain go by their names, as their own telemetry does."""
+        """The component. A rack, a PDU and a domain keep their names from their own telemetry."""
         if self.kind is PlaceKind.switch:
             return Component(cluster=cluster, switch=self.place)
         return Component(cluster=cluster, device=self.place)
@@ -50,8 +50,8 @@ class Together(NamedTuple):
 def together(
     away: Collection[str], expected: Collection[str], nodes: Mapping[str, SlurmNode]
 ) -> list[Together]:
-    """The places, each node in at most one: the place with the most of them, of these the one that has lost
-    the largest share, and of these the switch: a failed network is commoner than a rack without power."""
+    """The places, with each node in at most one: the place with the most of them, then the one that lost the
+    largest share, then the switch, because a failed network is more common than a rack without power."""
     left, found = set(away), []
     while best := _best_place(left, expected, nodes):
         found.append(best)
@@ -78,7 +78,7 @@ def _best_place(away: set[str], expected: Collection[str], nodes: Mapping[str, S
 
 
 def _places_of(name: str, nodes: Mapping[str, SlurmNode]) -> set[tuple[PlaceKind, str]]:
-    """Its places, its row too; and the unknown one."""
+    """Its places, including its row; and the unknown one."""
     named = {(kind, place) for kind in PlaceKind if (place := getattr(nodes[name], kind, ""))}
     return named.union(shared_places(ByIdentity(nodes))[name])
 
@@ -89,14 +89,14 @@ def _likelihood(outage: Together) -> tuple[int, float, bool, int]:
     return len(outage.nodes), share, outage.kind is PlaceKind.switch, rank
 
 
-#: This share of all senders (and at least three) silent at once means that healer itself hears nothing.
+#: If this share of all senders (and at least three) is silent at once, healer itself hears nothing.
 FLEET_SHARE = 0.5
-#: A node is judged alone only so long after its last beat: the others of its place may follow.
+#: A node is judged alone only this long after its last heartbeat, because others of its place may follow.
 ALONE_AFTER = 2 * SILENCE_AFTER
-#: Nodes of one place fail within this time of each other: a neighbour is known to be well when it is heard so
-#: long after the first beat that a node missed.
+#: Nodes of one place fail within this time of each other: a neighbour is known to be healthy if it is heard
+#: this long after the first heartbeat that a node missed.
 FOLLOWS_WITHIN = timedelta(seconds=45)
-#: A node that came back within this time shows that its place was away (law 2).
+#: A node that came back within this time shows that its place was out (law 2).
 JUST_BACK = timedelta(minutes=5)
 
 
@@ -105,7 +105,7 @@ def is_just_back(sender: NodePicture, now: datetime) -> bool:
 
 
 def silence_findings(walk: PictureLook) -> list[Finding]:
-    """One finding per silent node, or one for what they share. Empty until healer has listened long
+    """One finding per silent node, or one for the place that they share. Empty until healer has listened long
     enough."""
     picture, now = walk.picture, walk.now
     if picture.slurm is None or now - picture.watching_since <= SILENCE_AFTER:
@@ -128,9 +128,9 @@ def silence_findings(walk: PictureLook) -> list[Finding]:
 
 
 def settled_until(picture: Picture, now: datetime, *, at_rest: bool) -> Settled | None:
-    """Until when heartbeats of those that are heard change nothing. None while it is open what a silence
-    means: who is silent is not judged yet, or others have just come back. `at_rest`: no incident is open that
-    a return could end."""
+    """Until when heartbeats of known senders change nothing. None while the meaning of a silence is open: a
+    silent node is not judged yet, or others have just come back. `at_rest`: no incident is open that a return
+    could end."""
     if picture.slurm is None or now - picture.watching_since <= SILENCE_AFTER:
         return None
     senders, silent = _senders(picture, now)
@@ -144,15 +144,15 @@ def settled_until(picture: Picture, now: datetime, *, at_rest: bool) -> Settled 
 
 
 def _first_missed(heard: Collection[NodePicture], now: datetime) -> datetime:
-    """Until when none of these can be silent."""
+    """The earliest time at which one of these can be silent."""
     until = min((node.beats[-1] for node in heard), default=now) + SILENCE_AFTER
-    # Most send so often that their cadence need not be known.
+    # Most send so often that their interval need not be known.
     return until if until > now else min(node.missed_at for node in heard)
 
 
 def loses_with_place(walk: PictureLook, name: str, since: datetime) -> bool:
-    """Whether a node that lost something then is not judged alone: others of its places went silent too, are
-    about to, came back within the last minutes, or were not heard since."""
+    """Whether a node that lost something at that time is not judged alone: others of its places went silent
+    too, are about to, came back within the last minutes, or were not heard since."""
     if walk.picture.slurm is None or name not in walk.picture.slurm.nodes:
         return False
     senders, silent = _senders(walk.picture, walk.now)
@@ -160,7 +160,7 @@ def loses_with_place(walk: PictureLook, name: str, since: datetime) -> bool:
 
 
 def _senders(picture: Picture, now: datetime) -> tuple[dict[str, NodePicture], dict[str, datetime]]:
-    """Those that should be heard, and the last beat of those that are silent."""
+    """The nodes that should be heard, and the last heartbeat of those that are silent."""
     assert picture.slurm is not None
     shown = picture.slurm.nodes
     senders = {node.name: node for node in picture.senders() if _is_expected(shown.get(node.name))}
@@ -171,7 +171,7 @@ def _senders(picture: Picture, now: datetime) -> tuple[dict[str, NodePicture], d
 
 
 def _note_unreached(picture: Picture, now: datetime) -> None:
-    """Looks at another snapshot of Slurm for nodes that nothing but Slurm speaks of."""
+    """Checks a new Slurm snapshot for nodes that only Slurm reports on."""
     silence, slurm = picture.silence, picture.slurm
     if slurm is None or silence.looked_at is slurm.nodes:
         return
@@ -195,7 +195,7 @@ def _note_unreached(picture: Picture, now: datetime) -> None:
 
 
 class _Silence:
-    """One look at which nodes are silent. `silent`: the last beat of each."""
+    """One evaluation of which nodes are silent. `silent`: the last heartbeat of each."""
 
     def __init__(
         self, walk: PictureLook, senders: Mapping[str, NodePicture], silent: Mapping[str, datetime]
@@ -211,9 +211,9 @@ class _Silence:
         }
         away = {name: node.since for name, node in unreached.items() if node.back_at is None}
         self._silent = {**away, **silent}
-        #: Those that a place's outage would show: senders, and nodes that only Slurm speaks of.
+        #: Nodes in which a place's outage would show: senders, and nodes that only Slurm reports on.
         self._expected = senders.keys() | unreached.keys()
-        #: Those that are not explained yet.
+        #: Silent nodes that are not explained yet.
         self._left = {name: at for name, at in self._silent.items() if name not in walk.picture.silence.alone}
 
     def findings(self) -> Iterator[Finding]:
@@ -222,22 +222,22 @@ class _Silence:
         for wider in self._wider():
             yield self._of_place(wider)
         for outage in self._picture.silence.outages:
-            yield from self._going_on(outage)
+            yield from self._known_outage(outage)
         for outage in self._together():
             yield self._of_place(outage)
-        while (several := self._several()) is not None:
+        while (several := self._partial_outage()) is not None:
             yield self._of_place(several)
         for name, since in sorted(self._left.items()):
             if name in self._senders:
                 yield from self._single(name, since)
 
     def _together(self) -> list[Together]:
-        """The places with a silent sender: what Slurm alone says of nodes is reported as such."""
+        """The places with a silent sender; reports by Slurm alone become findings of their own."""
         found = together(self._left, self._expected, self._nodes)
         return [place for place in found if not self._senders.keys().isdisjoint(place.nodes)]
 
     def _wider(self) -> list[Together]:
-        """Places of which a known outage is only the part that was missed first."""
+        """Places of which a known outage is only the part that went silent first."""
         outages = [outage for outage in self._picture.silence.outages if outage.kind is not None]
         held = {(outage.kind, outage.place) for outage in outages}
         places = self._together() if outages else []
@@ -249,8 +249,8 @@ class _Silence:
         ]
 
     def _is_part(self, outage: Outage, nodes: list[str]) -> bool:
-        """All of the outage that is still away is among the nodes, and so many others that they would be an
-        outage of their own went silent at about the same time."""
+        """All nodes of the outage that are still silent are among `nodes`, and so many others went silent at
+        about the same time that they would be an outage of their own."""
         away = outage.nodes & self._left.keys()
         first = min((self._silent[name] for name in away), default=self._now)
         near = [name for name in nodes if abs(self._silent[name] - first) <= JUST_BACK]
@@ -262,12 +262,12 @@ class _Silence:
         nodes = {name: self._silent[name] for name in what.nodes if name in self._senders}
         return _silent_place(self._picture, what, nodes, self._now)
 
-    def _going_on(self, outage: Outage) -> Iterator[Finding]:
-        """The outage that is known already, while a node of it is away that is not judged alone."""
+    def _known_outage(self, outage: Outage) -> Iterator[Finding]:
+        """The known outage, while a node of it is silent that is not judged alone."""
         if outage.kind is None:
             here = {*outage.nodes, *self._senders}
         else:
-            here = {*outage.nodes, *self._at.get((outage.kind, outage.place), ())}
+            here = {*outage.nodes, *self._expected_by_place.get((outage.kind, outage.place), ())}
         away = sorted(here & self._left.keys())
         senders = [name for name in away if name in self._senders]
         if not senders or (len(away) == 1 and not self._is_troubled(away[0])):
@@ -278,9 +278,9 @@ class _Silence:
             silent = {name: self._left.pop(name) for name in senders}
             yield _silent_fleet(self._picture, silent, len(self._senders), self._now)
 
-    def _several(self) -> Together | None:
+    def _partial_outage(self) -> Together | None:
         """Nodes of one place, some of which Slurm does not reach either: too few to call the place broken,
-        and too many for a fault of their own. Those judged alone at about the same time count."""
+        and too many for separate faults. Nodes judged alone at about the same time count too."""
         away = [name for name, since in self._silent.items() if self._now - since >= ALONE_AFTER]
         groups: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
         for name in sorted(away):
@@ -291,7 +291,7 @@ class _Silence:
             left = [name for name in names if name in self._left and name in self._senders]
             near = [name for name in names if any(self._began_with(name, other) for other in left)]
             if left and len(near) > 1 and any(not self._nodes[name].responding for name in near):
-                found.append(Together(kind, place, near, len(self._at[kind, place])))
+                found.append(Together(kind, place, near, len(self._expected_by_place[kind, place])))
         return max(found, key=_likelihood, default=None)
 
     def _single(self, name: str, since: datetime) -> Iterator[Finding]:
@@ -307,7 +307,7 @@ class _Silence:
         return any(self._is_away(other, name) for other in self._neighbours(name))
 
     def is_among_others(self, name: str) -> bool:
-        """Whether what it lost may be its place's."""
+        """Whether its loss may be due to its place."""
         out = {node for outage in self._picture.silence.outages for node in outage.nodes}
         at = self._silent[name]
         return any(
@@ -326,15 +326,15 @@ class _Silence:
         return self._is_unsure(other, missed_at + FOLLOWS_WITHIN)
 
     def _lost_part(self, other: str, at: datetime) -> bool:
-        """It reported a lost port or file system at about that time, or its place is known to be broken. Not
-        NVLinks: they are lost to a node that dies."""
+        """It reported a lost port or file system at about that time, or its place is known to be broken.
+        NVLinks do not count, because a dying node loses them too."""
         report = self._picture.node_reports.get(other)
         near = report is not None and abs(report.at - at) <= JUST_BACK
         lost = report is not None and near and not fault_is(report.fault, Trait.gpu)
         return lost or other in self._picture.silence.broken
 
     def _is_unsure(self, other: str, known_at: datetime) -> bool:
-        """It is just back, is late, or was not heard since `known_at`."""
+        """It has just come back, is late, or was not heard since `known_at`."""
         if other not in self._senders:
             return True  # Slurm reaches it again
         sender = self._senders[other]
@@ -348,33 +348,34 @@ class _Silence:
         return ended is not None and back.back_at is not None and back.back_at < ended + JUST_BACK
 
     def _is_near(self, other: str, name: str) -> bool:
-        """A node that was judged alone, or never sent, explains nothing that begins later."""
+        """Whether its silence may explain this one. A node that was judged alone, or never sent, explains
+        nothing that begins later."""
         alone = other in self._picture.silence.alone or other not in self._senders
         return not alone or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
 
     def _began_with(self, other: str, name: str) -> bool:
-        """A sender that Slurm still reaches, or that another outage explains, is no part of an outage that
-        begins later."""
+        """Whether both began together. A sender that Slurm still reaches, or that another outage explains, is
+        no part of an outage that begins later."""
         dead = other in self._left and other in self._senders and not self._nodes[other].responding
         return dead or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
 
     def _others_back_at(self, name: str, since: datetime) -> datetime | None:
-        """When the last node of its places came back that was away with it."""
+        """When the last of the nodes of its places came back that were silent with it."""
         unreached = self._picture.silence.unreached
         back = [self._senders[other].back_at for other in self._neighbours(name) & self._senders.keys()]
         back += [unreached[other].back_at for other in self._neighbours(name) - self._senders.keys()]
         return max((at for at in back if at is not None and at > since), default=None)
 
     def _neighbours(self, name: str) -> set[str]:
-        """Those expected at its places, and of the outages that it is in."""
-        there = {other for place in self._places[name] for other in self._at.get(place, ())}
+        """Expected nodes of its places, and of the outages that it is in."""
+        there = {other for place in self._places[name] for other in self._expected_by_place.get(place, ())}
         for outage in self._picture.silence.outages:
             there |= outage.nodes & self._expected if name in outage.nodes else set()
         return there - {name}
 
     @cached_property
-    def _at(self) -> dict[tuple[PlaceKind, str], list[str]]:
-        """Those expected at each place where a node is silent or an outage goes on."""
+    def _expected_by_place(self) -> dict[tuple[PlaceKind, str], list[str]]:
+        """Expected nodes of each place where a node is silent or an outage lasts."""
         wanted = {place for name in self._silent for place in self._places[name]}
         outages = self._picture.silence.outages
         wanted |= {(outage.kind, outage.place) for outage in outages if outage.kind is not None}
@@ -396,13 +397,13 @@ def _is_expected(node: SlurmNode | None) -> bool:
 
 
 def _expected_since(picture: Picture, name: str) -> datetime:
-    """Beats before this time were not missed."""
+    """Heartbeats before this time do not count as missed."""
     began, planned, late = picture.watching_since, picture.changes.back_from_plan, picture.silence.late
     return max(began, planned.get(name, began), late.get(name, began))
 
 
 def _is_fleet(picture: Picture, senders: Collection[str], silent: Collection[str]) -> bool:
-    """Most senders are silent, and Slurm still hears most of these: our way of hearing broke."""
+    """Most senders are silent while Slurm still hears most of them: healer's own reception is broken."""
     assert picture.slurm is not None
     heard = sum(1 for name in silent if picture.slurm.nodes[name].responding)
     return is_fleet(len(silent), len(senders)) and heard * 2 > len(silent)
@@ -424,7 +425,7 @@ def _silence_evidence(
 
 
 def _silent_node(picture: Picture, name: str, alone: Alone, now: datetime) -> Finding:
-    """Once the others of its place are back its silence is new evidence: what was reported before was the
+    """Once the others of its place are back, its silence is new evidence: the earlier report was about the
     outage."""
     assert picture.slurm is not None
     since = alone.since

@@ -13,31 +13,31 @@ from healer.text import Said, joined, say
 
 #: A stuck rank reports its state every 10 s; an older report is stale.
 FRESH_S = 45.0
-#: Silence of the other ranks means something once this share of the ranks reports a state.
+#: The silence of the other ranks is evidence once this share of the ranks reports a state.
 SPEAK = 0.5
-#: If more of the ranks than this are missing they share a cause: none is named.
+#: If more than this share of the ranks is missing they share a cause: none is named.
 NAMED_MOST = 0.25
-#: A job that reports a checkpoint or an evaluation is believed for this long.
+#: A job's report of a checkpoint or an evaluation counts for this long.
 REST_MOST_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """(n,) arrays over `ranks`. `step`: the one that the foremost are in. `missing`: not there yet."""
+    """(n,) arrays over `ranks`. `step`: the step of the foremost ranks. `missing`: not there yet."""
 
     ranks: NDArray[np.intp]
     doing: NDArray[np.int8]
     since_s: NDArray[np.float64]
     missing: NDArray[np.bool_]
     step: int
-    #: Enough ranks report their state; else `missing` are only those that reported fewer steps.
+    #: Enough ranks report their state; otherwise `missing` are only those that reported fewer steps.
     speaks: bool
     #: A rank reports a checkpoint or an evaluation.
     rests: bool
 
     @property
     def waits(self) -> NDArray[np.bool_]:
-        """(n,) waits in the collective of `step`."""
+        """(n,) whether the rank waits in the collective of `step`."""
         return (self.doing == COLLECTIVE) & ~self.missing
 
     @property
@@ -52,7 +52,7 @@ class Standstill:
 
     @property
     def only_between(self) -> bool:
-        """The missing ranks have only not begun the step: one rank may be saving for all."""
+        """The missing ranks merely have not begun the step: one rank may be saving for all."""
         return bool(self.missing.any()) and bool((self.doing[self.missing] == BETWEEN).all())
 
     @property
@@ -63,7 +63,7 @@ class Standstill:
 
 
 def standstill(job: JobSteps, now_s: float) -> Standstill:
-    """By the latest report of each rank. A report on a step that has ended since is ignored."""
+    """By the latest report of each rank. A report about a step that has ended since is ignored."""
     ranks = np.flatnonzero(job.seen)
     last = job.in_step
     doing, at = last.doing[ranks], last.step[ranks]
@@ -90,7 +90,7 @@ def standstill(job: JobSteps, now_s: float) -> Standstill:
 
 
 _NAMED = 4
-#: What a missing rank does, as in the keys of its words.
+#: What a missing rank does, as in the text keys.
 _DOES = {UNREPORTED: "nothing", COMPUTE: "compute", BETWEEN: "between"}
 
 
@@ -138,7 +138,7 @@ def _rank_at(rank: int, places: Places) -> Said:
 def suspects_of(
     job: JobSteps, stand: Standstill, places: Places, reports: Iterable[str]
 ) -> tuple[Component, ...]:
-    """Where missing ranks run, and nodes that lost something: where to look first; none of them is blamed."""
+    """Where missing ranks run, and nodes that lost something: where to look first. None of them is blamed."""
     found = [Component(cluster=job.cluster, node=node) for node in sorted(reports)]
     for rank in stand.named.tolist():
         if rank < len(places.node) and places.node[rank] >= 0:

@@ -1,4 +1,4 @@
-"""Findings of step times: stragglers, slow jobs, results that differ, losses that jump."""
+"""Findings from step times: stragglers, slow jobs, results that differ, losses that jump."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ STRAGGLER = "straggler"
 JOB_SLOW = "job-slow"
 #: Steps in a chart.
 CHART_STEPS = 60
-#: With fewer ranks that report nothing can be compared.
+#: With fewer reporting ranks nothing can be compared.
 PEERS_LEAST = 4
-#: Ranks and nodes that a sentence names.
+#: The most ranks and nodes that a sentence names.
 _NAMED = 4
 
 Floats = NDArray[np.float64]
@@ -31,14 +31,14 @@ Floats = NDArray[np.float64]
 
 class Ratios(NamedTuple):
     """(R,) log of each rank's compute per work over the median of its peers in the step, NaN where unknown;
-    and the log of that median, the mean over the groups of peers."""
+    and the log of that median, averaged over the groups of peers."""
 
     x: Floats
     level: float
 
 
 def ratios_of(steps: Sequence[tuple[JobSteps, int]]) -> list[Ratios | None]:
-    """Of each job and row; None where no rank has enough peers."""
+    """For each job and row; None if no rank has enough peers."""
     peers = [(index, ranks) for index, (job, _) in enumerate(steps) for ranks in job.peers()]
     compute = [steps[index][0].compute[steps[index][1], ranks].astype(np.float64) for index, ranks in peers]
     found: list[Floats | None] = [None] * len(steps)
@@ -64,7 +64,7 @@ def ratios_of(steps: Sequence[tuple[JobSteps, int]]) -> list[Ratios | None]:
 def straggler(
     job: JobSteps, where: Component, ranks: NDArray[np.intp], since: int, limit: float, now: datetime
 ) -> Finding:
-    """`ranks` run at `where` and are slow after step `since`; `limit` is the log ratio that is too much."""
+    """`ranks` run at `where` and are slow after step `since`; `limit` is the log ratio that is too high."""
     numbers, ratio, low, high = _history(job, ranks)
     since_then = ratio[numbers > since]
     share = float(np.exp(np.nanmedian(since_then if np.isfinite(since_then).any() else ratio)) - 1)
@@ -129,8 +129,8 @@ def _chart(title: Said, unit: str, steps: NDArray[np.int64], *lines: ChartLine) 
 
 
 class Onset(NamedTuple):
-    """Where and when something of a job began. `since`: the last step before it; of results the first with
-    it. `now`: when that is reported."""
+    """Where and when an effect on a job began. `since`: the last step before it; for results, the first step
+    with it. `now`: when it is reported."""
 
     job: JobSteps
     where: Component
@@ -139,7 +139,7 @@ class Onset(NamedTuple):
 
 
 def finding_at(onset: Onset, fault: str, *, title: Said, text: Said, chart: Chart | None = None) -> Finding:
-    """The same onset of the same life always has the same digest."""
+    """The finding; the same onset in the same life always gives the same digest."""
     job, where, since, now = onset
     fault_class, confidence = _OF_RESULTS.get(fault, (FaultClass.informational, 0.9))
     row = job.row(since if fault in _OF_RESULTS else since + 1)
@@ -158,7 +158,7 @@ def finding_at(onset: Onset, fault: str, *, title: Said, text: Said, chart: Char
 
 
 def _rows(job: JobSteps) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """The last steps and where they lie, oldest first."""
+    """The last steps and their rows, oldest first."""
     rows = np.flatnonzero(job.number >= 0)
     rows = rows[np.argsort(job.number[rows])][-CHART_STEPS:]
     return job.number[rows], rows
@@ -192,15 +192,15 @@ def _line(label: Said, role: str, values: NDArray) -> ChartLine:
 
 
 SLOWNESS_SHARED = "slowness-shared"
-#: A part of the step that makes this share of the growth is named.
+#: A part of the step is named if it makes up this share of the growth.
 MOST = 0.6
-#: Steps before it, and since, that have to be kept to compare.
+#: Steps before and since that must be available for the comparison.
 LEAST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """After which step it began, and a sentence that describes it."""
+    """The last step before it began, and a sentence that describes it."""
 
     since: int
     text: Said
@@ -212,7 +212,7 @@ class Together:
 
 
 def slower_parts(job: JobSteps, pace: Pace) -> Together | None:
-    """Which part of the step grew on all ranks, where they report parts; no rank is slow alone."""
+    """Which part of the step grew on all ranks, if they report parts; no single rank is slow."""
     rows = np.flatnonzero(job.number >= 0)
     before = rows[job.number[rows] < pace.since]
     since = rows[job.number[rows] >= pace.since]
@@ -220,7 +220,7 @@ def slower_parts(job: JobSteps, pace: Pace) -> Together | None:
         return None
     was, now = job.parts.mean(before), job.parts.mean(since)
     if not np.isfinite(was[0]) or not np.isfinite(now[0]):
-        return None  # whole step times alone
+        return None  # only whole step times
     grown = np.clip(np.nan_to_num(now - was), 0, None)
     if not grown.sum():
         return None
@@ -246,8 +246,8 @@ def slower_parts(job: JobSteps, pace: Pace) -> Together | None:
 def slow_many(
     job: JobSteps, places: Places, slow: NDArray[np.bool_], height: NDArray[np.float64], since: float
 ) -> Together:
-    """More of the ranks than one part could cause compute longer than the rest. `slow` (R,), `height` (R,)
-    logs of their ratios."""
+    """More ranks than one part could affect compute longer than the rest. `slow` (R,), `height` (R,): logs of
+    their ratios."""
     ranks = np.flatnonzero(slow)
     node = places.node[ranks[ranks < len(places.node)]]
     names = [places.nodes[index] for index in np.unique(node[node >= 0]).tolist()]
@@ -264,7 +264,7 @@ def slow_many(
 RESULT_DIFFERS = "result-differs"
 LOSS_NAN = "loss-nan"
 LOSS_SPIKE = "loss-spike"
-#: By fault of what a step came to: its class, and how sure it is.
+#: By fault of a step's result: its class, and its confidence.
 _OF_RESULTS = {
     RESULT_DIFFERS: (FaultClass.degraded, 0.8),
     LOSS_NAN: (FaultClass.application, 0.8),
@@ -272,14 +272,15 @@ _OF_RESULTS = {
 }
 
 
-#: How a rank's result was before it differed, as `detection.was_` names it.
+#: How a rank's result was before it differed, as named by `detection.was_`.
 Past = Literal["the_same", "the_same_elsewhere", "alike"]
 
 
 class Wrong(NamedTuple):
-    """A rank that reported another result than all others: both latest results, and since which step.
+    """A rank that reported a different result from all others: both latest results, and the first such step.
 
-    `past`: how it was before. Where it was `alike`, `others` is their median; else all others reported that.
+    `past`: how it was before. If it was `alike`, `others` is their median; otherwise all others reported that
+    value.
     """
 
     name: str
@@ -328,5 +329,5 @@ def spike(job: JobSteps, where: Component, since: int, loss: float, usual: float
 
 
 def _exact(value: float) -> str:
-    """All digits: two results may differ in the last one alone."""
+    """All digits: two results may differ only in the last one."""
     return repr(value) if np.isfinite(value) else say("detection.no_number")

@@ -1,6 +1,6 @@
-"""Stragglers: the rank with more compute than its peers, for which all wait; by rank, GPU and node.
+"""Stragglers: the rank with more compute than its peers, which all of them wait for; by rank, GPU and node.
 
-The steps of all jobs are followed side by side.
+The steps of all jobs are processed side by side.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,14 +42,15 @@ from healer.model import Component, Detections, Finding, SlurmSnapshot
 from healer.observations.steps import JobSteps, LifeKey, Places, active_job, is_of_life
 from healer.observations.telemetry_windows import Telemetry
 
-#: More of the ranks than this slow together share a cause: no single one is blamed.
+#: If more than this share of the ranks is slow together they share a cause: no single one is blamed.
 SHARED = 0.25
-#: Below this noise the short median can separate a node's slow ranks, above it only the longer mean can.
+#: Below this noise the short median can separate a node's slow ranks; above it only the longer mean can.
 _QUIET_NOISE = 0.03
-#: Shorter steps are judged together until they cover about so many seconds. So the shortest slowness that is
-#: reported lasts three times that whatever a step takes: a burst of short steps passes before anyone looks.
+#: Shorter steps are judged together until they cover about this many seconds. So the shortest slowness that
+#: is reported lasts three times as long, whatever a step takes: a burst of short steps ends before anyone
+#: looks.
 LOOK_S = 5.0
-#: Ranks slow since one of the first steps of a job always did more: stages of a pipeline not reported.
+#: Ranks slow since one of the first steps of a job have always done more: unreported stages of a pipeline.
 _ALWAYS = 40
 
 Floats = NDArray[np.float64]
@@ -71,7 +72,7 @@ class Gathered:
         self._seconds = 0.0
 
     def add(self, ratios: Ratios, step_s: float) -> tuple[Ratios, float] | None:
-        """The mean of what was gathered and how long it took, s, once that is enough."""
+        """The mean of the gathered steps and their total time in s, once that is enough."""
         step_s = max(step_s, 0.0) if np.isfinite(step_s) else LOOK_S
         self._steps.append(ratios)
         self._seconds += step_s
@@ -89,7 +90,7 @@ class Gathered:
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """What is followed of one life of a job."""
+    """The state followed for one life of a job."""
 
     job: JobSteps
     rewound: int
@@ -101,12 +102,12 @@ class Watch:
     places: Places | None = None
     #: Rank -> the node where it was last known to run; empty: never known.
     where: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, "U1"))
-    #: How a slowness that all share was described, while it lasts.
+    #: How a slowness shared by all was described, while it lasts.
     shared: Together | None = None
     first: int | None = None
 
     def begin(self, slurm: SlurmSnapshot | None, now: datetime) -> list[int]:
-        """Looks up where its ranks run now; returns the steps that are to be taken in."""
+        """Looks up where its ranks run now; returns the steps to process."""
         places = self.job.places(slurm)
         if self.places is not places:
             if self._moved(places):
@@ -117,8 +118,8 @@ class Watch:
         return self.job.ready(self.done, now)
 
     def _moved(self, places: Places) -> bool:
-        """A rank runs on another node than before: what was learnt of it belongs to that node."""
-        where = np.array([*places.nodes, ""])[places.node]  # -1 is the last
+        """A rank runs on another node than before: what was learnt about it belongs to that node."""
+        where = np.array([*places.nodes, ""])[places.node]  # -1 selects the last
         before = np.full(len(where), "", dtype=self.where.dtype)
         before[: len(self.where)] = self.where[: len(where)]
         is_placed = where != ""
@@ -126,7 +127,7 @@ class Watch:
         return bool((is_placed & (before != "") & (before != where)).any())
 
     def forget(self, node: str) -> None:
-        """Nothing learnt of its ranks counts any more."""
+        """Discards what was learnt about the node's ranks."""
         if self.places is None or node not in self.places.nodes:
             return
         index = self.places.nodes.index(node)
@@ -135,7 +136,7 @@ class Watch:
         self.nodes.forget(np.array([index]))
 
     def claims(self) -> Iterator[Claim]:
-        """Who is slow, unless so many are that they share a cause."""
+        """The slow ranks, GPUs and nodes, unless there are so many that they share a cause."""
         places, slow, slow_nodes = self.places, self.ranks.slow, self.nodes.slow
         if places is None or not len(slow) or not (slow.any() or slow_nodes.any()):
             return
@@ -153,13 +154,13 @@ class Watch:
         return bool(blamed.sum() > SHARED * self.job.seen.sum())
 
     def together(self, *, blamed: bool) -> Together | None:
-        """What makes the whole job slow; None: it is not slow, a node is to blame, or it cannot be known.
-        Described once: later the steps before it are no longer kept."""
+        """What makes the whole job slow; None: it is not slow, a node is to blame, or it is unknown.
+        Described only once, because the steps before it are not kept for long."""
         slow = self.ranks.slow
         slow &= self.job.seen[: len(slow)]
         many = self.places is not None and bool(slow.any()) and self._many(slow)
         if many and np.median(self.ranks.since[slow]) <= (self.first or 0) + _ALWAYS:
-            many = False  # ranks that always did more, of pipeline stages that are not reported
+            many = False  # ranks that always did more: unreported pipeline stages
         if blamed or not (many or self.pace.slow):
             self.shared = None
         elif self.shared is None and many and self.places is not None:
@@ -188,7 +189,7 @@ class Watch:
         return Claim(where, lead, int(since), float(limit))
 
     def well(self, where: Component) -> bool | None:
-        """Whether that place is known to be like its peers; None where this job does not show it."""
+        """Whether that component is known to be like its peers; None if this job does not show it."""
         places = self.places
         if places is None or where.node not in places.nodes:
             return None
@@ -205,8 +206,8 @@ class Watch:
 
 
 class _Step(NamedTuple):
-    """One step of one job, or several short ones: how many like it a day has, of its ranks (R,) the ratio and
-    the node, and the level of all."""
+    """One step of one job, or several short ones: how many such steps a day has, its ranks' (R,) ratio and
+    node, and the overall level."""
 
     watch: Watch
     number: int
@@ -217,14 +218,14 @@ class _Step(NamedTuple):
 
 
 def follow_all(watches: Sequence[Watch], slurm: SlurmSnapshot | None, now: datetime) -> None:
-    """Takes in what is new of all of them: first one step of each, then the next."""
+    """Processes the new steps of all jobs: first one step of each, then the next."""
     due = [(watch, steps) for watch in watches if (steps := watch.begin(slurm, now))]
     for turn in range(max((len(steps) for _, steps in due), default=0)):
         _take_steps([(watch, steps[turn]) for watch, steps in due if turn < len(steps)])
 
 
 def _take_steps(steps: Sequence[tuple[Watch, int]]) -> None:
-    """One step of each of these jobs."""
+    """Processes one step of each of these jobs."""
     kept = [(watch, step, row) for watch, step in steps if (row := watch.job.row(step)) is not None]
     whole_s = medians_of([watch.job.step_s[row] for watch, _, row in kept]).tolist()
     ratios = ratios_of([(watch.job, row) for watch, _, row in kept])
@@ -248,7 +249,7 @@ def _take_steps(steps: Sequence[tuple[Watch, int]]) -> None:
 
 
 def _by_node(steps: Sequence[_Step]) -> list[Floats]:
-    """(nodes,) of each job: the mean of each node's ranks, less the middle node's; NaN for a node with one
+    """(nodes,) of each job: the mean of each node's ranks, minus the middle node's; NaN for a node with one
     rank."""
     if not steps:
         return []
@@ -267,7 +268,7 @@ def _by_node(steps: Sequence[_Step]) -> list[Floats]:
     return [values - middle for values, middle in zip(means, medians_of(means).tolist(), strict=True)]
 
 
-#: So many steps of history show of which class a node is.
+#: This many steps of history show a node's class.
 CLASS_STEPS = 20
 
 
@@ -280,10 +281,10 @@ def logs(values: ArrayLike, name: str) -> Floats:
 
 
 def class_levels(history: Floats) -> Floats:
-    """(nodes,) the level of each node's class, as the stage of a pipeline or a hardware model; from `logs`.
+    """(nodes,) the level of each node's class, such as a pipeline stage or a hardware model; from `logs`.
 
     Classes are groups of at least four nodes, and a tenth of all, with a wider gap between their levels than
-    bias and chance leave. A node alone is no class.
+    bias and chance would leave. A single node is no class.
     """
     if len(history) < CLASS_STEPS:
         return np.zeros(history.shape[1])
@@ -299,20 +300,20 @@ def class_levels(history: Floats) -> Floats:
     return centres[np.argmin(np.abs(level[:, None] - centres), axis=1)]
 
 
-#: Without a step for this long no part is known to be well.
+#: Without a step for this long, no part is known to be healthy.
 QUIET = timedelta(seconds=60)
-#: Assumed number of steps in a day (5 s each), where it is not known. Thresholds follow its logarithm.
+#: Assumed number of steps per day (5 s each), if unknown. Thresholds follow its logarithm.
 STEPS_PER_DAY = 17_280
 
 
 def score(history: ArrayLike, stream: ArrayLike) -> NDArray[np.float64]:
-    """(steps, nodes) of `stream`: from 1 on the node is slow by what the detector calls slow.
+    """(steps, nodes) of `stream`: 1 or more means the detector calls the node slow.
 
-    `history`, `stream`: (steps, nodes), what a node computed in each step before it waits for the others, in
+    `history`, `stream`: (steps, nodes), a node's compute time in each step before it waits for the others, in
     any unit, `stream` right after `history`; NaN is unknown. The same mathematics as in production, with one
-    series for a node and steps of about 5 s. A score depends on nothing that comes after its step. With more
-    than a quarter of the nodes slow at once none is blamed, and fewer than four have no peers: then all are
-    below 1. Raises ValueError for other shapes.
+    series per node and steps of about 5 s. A score does not depend on later steps. If more than a quarter of
+    the nodes are slow at once none is blamed, and fewer than four nodes have no peers: then all are below 1.
+    Raises ValueError for other shapes.
     """
     return score_all([(history, stream)])[0]
 
@@ -320,7 +321,7 @@ def score(history: ArrayLike, stream: ArrayLike) -> NDArray[np.float64]:
 def score_all(
     jobs: Sequence[tuple[ArrayLike, ArrayLike]], per_day: float = STEPS_PER_DAY
 ) -> list[NDArray[np.float64]]:
-    """`score` of each job, all side by side, with so many steps a day."""
+    """`score` of each job, all side by side, with this many steps a day."""
     runs = [_Run(history, stream) for history, stream in jobs]
     for number in range(max((len(run.x) for run in runs), default=0)):
         live = [run for run in runs if number < len(run.x)]
@@ -336,7 +337,7 @@ def score_all(
 
 
 class _Run:
-    """History and stream of one job as one series of ratios (steps, nodes), and what was found."""
+    """History and stream of one job as one series of ratios (steps, nodes), and the results."""
 
     def __init__(self, history: ArrayLike, stream: ArrayLike) -> None:
         before, now = logs(history, "history"), logs(stream, "stream")
@@ -345,13 +346,13 @@ class _Run:
         times = np.concatenate([before, now]) - class_levels(before)
         self.begin, self.level = len(before), medians(times)
         self.x = times - np.nan_to_num(self.level)[:, None]
-        self.level[: self.begin] = np.nan  # another job perhaps, with other steps
+        self.level[: self.begin] = np.nan  # perhaps another job, with different steps
         self.streams, self.found = Streams(times.shape[1]), np.zeros(times.shape)
 
 
 class Stragglers(Detector):
-    """Slow ranks, and slow jobs with their suspects where they report whole steps alone. Its memory grows
-    with the jobs that `StepTimes` holds. `figures`: what tests measured, more reasons to suspect a node."""
+    """Slow ranks; and slow jobs with their suspects, if they report only whole steps. Memory grows with the
+    jobs that `StepTimes` holds. `figures`: test results, as further reasons to suspect a node."""
 
     def __init__(self, figures: FleetFigures | None = None) -> None:
         self._figures = figures
@@ -379,7 +380,7 @@ class Stragglers(Detector):
                     findings.append(shared.finding(job, now))
             elif watch.pace.slow and self._is_due((JOB_SLOW, whole), now):
                 findings.append(self._job_slow(watch, look))
-        self._note_clear(live, look)
+        self._record_clear(live, look)
         return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 
     def _job_slow(self, watch: Watch, look: Look) -> Finding:
@@ -399,11 +400,11 @@ class Stragglers(Detector):
         self._clear = {pair: at for pair, at in self._clear.items() if pair[1].node != node}
 
     def _is_due(self, pair: Pair, now: datetime) -> bool:
-        if pair in self._clear:  # it was over meanwhile
+        if pair in self._clear:  # it had ended in between
             self._reports.last_at.pop(pair, None)
         return self._reports.is_due(pair, now)
 
-    def _note_clear(self, live: list[Watch], look: Look) -> None:
+    def _record_clear(self, live: list[Watch], look: Look) -> None:
         now, last_at = look.now, self._reports.last_at
         watched = {pair for pair in look.watched if pair[0] in (STRAGGLER, JOB_SLOW, SLOWNESS_SHARED)}
         over = [pair for pair in watched | last_at.keys() if self._is_over(pair, live, look)]
@@ -421,7 +422,7 @@ class Stragglers(Detector):
         return False not in states and True in states
 
     def _is_job_well(self, job: str, live: list[Watch], slurm: SlurmSnapshot | None) -> bool:
-        """A job that is over is slow no more."""
+        """Whether the job is not slow; a job that has ended is no longer slow."""
         if slurm is None:
             return False
         if active_job(slurm, job) is None:
@@ -431,6 +432,6 @@ class Stragglers(Detector):
 
 
 def _is_live(job: JobSteps, slurm: SlurmSnapshot | None) -> bool:
-    """Slurm shows this life of the job at work. Any sender may report other jobs."""
+    """Slurm shows this life of the job running. Any sender may report other jobs."""
     shown = active_job(slurm, job.job)
     return shown is not None and job.vouched and is_of_life(job, shown)

@@ -1,10 +1,10 @@
-"""Which of many parallel series runs above its peers: CUSUM with one budget of false alarms.
+"""Which of many parallel series runs above its peers: CUSUM with one shared budget of false alarms.
 
 Used for ranks and for nodes of training jobs. A value is the log of a ratio to the peers' median, so 0 is
 "like the others" and 0.05 is 5 % slower. Formulas, sources and measured figures: `docs/detection.md`.
 
-A job has few series, and numpy asks microseconds for each step of a formula however few there are. So the
-formulas are written for the series of many jobs side by side, (jobs, series), and jobs share nothing there.
+A job has few series, and each numpy operation costs microseconds however few there are. So the formulas are
+written for the series of many jobs side by side, (jobs, series); jobs do not affect each other.
 """
 
 import math
@@ -21,7 +21,7 @@ Floats = NDArray[Any]
 
 
 def alike(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Which of them are about as long as each other: side by side at most half of the room stays empty."""
+    """Groups of indices of similar lengths: side by side, at most half of the space stays empty."""
     found: dict[int, list[int]] = {}
     for index, length in enumerate(lengths):
         found.setdefault((length - 1).bit_length() if length else -1, []).append(index)
@@ -29,7 +29,7 @@ def alike(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def side_by_side(arrays: Sequence[Floats], width: int | None = None) -> Floats:
-    """(k, width) one row for each, padded with NaN; `width`: that of the longest, if not given."""
+    """(k, width) one row per array, padded with NaN; `width`: by default that of the longest."""
     lengths = [len(array) for array in arrays]
     width = max(lengths, default=0) if width is None else width
     if all(length == width for length in lengths):
@@ -64,63 +64,65 @@ def robust(values: Floats) -> tuple[float, float]:
     return middle, 1.4826 * float(np.median(np.abs(values - middle)))
 
 
-#: Steps at the start that are never judged: compilation, caches, the first touch of memory.
+#: Steps at the start that are never judged: compilation, caches, first touch of memory.
 WARM_UP = 5
-#: A difference below this never matters; it also covers a rack's harmless 1 %.
+#: A smaller difference never matters; this also covers a rack's harmless 1 %.
 DEAD_BAND = 0.02
-#: How far sound parts of one kind differ (standard deviation) at the least.
+#: How much healthy parts of one kind differ at least (standard deviation).
 BIAS_SCALE = 0.01
-#: A bias within so many deviations of its kind is a part's nature; from FOREIGN on nothing of it is, and it
+#: A bias within this many deviations of its kind is natural for a part. From FOREIGN on none of it is, and it
 #: counts as slowness although it was always there (Hampel).
 NATURAL, FOREIGN = 2.5, 4.0
-#: Steps that a bias remembers.
+#: The memory of a bias, in steps.
 BIAS_MEMORY = 500
-#: Noise is taken for at least this: timers and clocks are no better.
+#: Noise is assumed to be at least this: timers and clocks are no better.
 NOISE_FLOOR = 0.004
-#: CUSUM's allowance in units of the noise, where that is more than the dead band. At most half of what is
-#: looked for in much noise: 10 %.
+#: CUSUM's allowance in units of the noise, if that is more than the dead band; but at most half of the
+#: slowness that is looked for in high noise: 10 %.
 ALLOWANCE, ALLOWANCE_MOST = 0.7, 0.045
-#: One step counts for at most so many times the noise above the allowance: a pause of one rank is no trend.
+#: One step counts for at most this many times the noise above the allowance: a single pause of a rank is no
+#: trend.
 CLIP = 2.5
 #: The least threshold, in units of the noise: three steps at the clip, whatever the formula says.
 THRESHOLD_LEAST = 6.0
 #: False alarms per day for all series of one kind together.
 BUDGET_PER_DAY = 0.02
-#: Series that compare with each other at the least.
+#: The fewest series that can be compared with each other.
 LEAST = 4
-#: Who is slow is far from its peers now: its mean by so many robust deviations of all means, or its
-#: last five steps by so many times the noise.
+#: A slow series is far from its peers now: its mean by this many robust deviations of all means, or its last
+#: five steps by this many times the noise.
 APART, LEAP = 3.5, 4.0
-#: What the spread over the series may be above the usual one, in units of 1 / sqrt(series), and the level of
-#: all at the least. Beyond, all share a cause (storage, a checkpoint): no evidence is added till it is usual,
-#: a new spread after half of _SCALES steps and a new level after PAUSE_MOST (half an hour).
+#: How much the spread over the series may exceed the usual one, in units of 1 / sqrt(series), and the overall
+#: level at the least. Beyond that all share a cause (storage, a checkpoint): no evidence is added until it is
+#: usual again. A new spread becomes usual after half of _SCALES steps, a new level after PAUSE_MOST (half an
+#: hour).
 JUMP, LEVEL_JUMP, PAUSE_MOST = 2.5, 0.05, 360
-#: A slowness has to last for more than so many steps, for what passes by itself sooner is a hiccup (data
-#: loader, clocks): in a job with little noise, and in one whose noise (NOISY) hides how long it lasts. Where
-#: several nodes are slow together they share a cause (a network, a rack) that is likely to pass: those steps
-#: do not count, until they are many.
+#: A slowness must last for more than this many steps, because a shorter one is a hiccup (data loader,
+#: clocks): in a job with little noise, and in one whose noise (NOISY) hides how long it lasts. Several nodes
+#: that are slow together share a cause (a network, a rack) that is likely to pass: those steps do not count
+#: until there are many.
 PATIENCE, NOISY, PATIENCE_NOISY, PATIENCE_TOGETHER = 8, 0.01, 36, 60
-#: Hiccups last minutes, however long a step is: of long steps fewer are enough, but half of them at least.
+#: Hiccups last minutes, however long a step is: with long steps fewer suffice, but at least half of them.
 HICCUP_S = 180.0
-#: So many nodes besides it, above half of the threshold, that began at most PATIENCE_TOGETHER steps apart.
+#: This many other nodes, above half of the threshold, that began at most PATIENCE_TOGETHER steps apart.
 TOGETHER = 2
-#: A job without a hiccup for so long, steps (a day), has none.
+#: A job without a hiccup for this many steps (a day) has none.
 CALM = 17_280
-#: What is larger has to last nevertheless, for most hiccups are; what is smaller costs little, and has to
-#: last as in a noisy job.
+#: A larger slowness must last nevertheless, because most hiccups are large; a smaller one costs little, and
+#: must last as in a noisy job.
 LARGE, SMALL = 0.10, 0.03
-#: Of `Streams.wander`, before it is measured. It weighs as much as so many steps, and at most so many values.
+#: Initial value of `Streams.wander`. It weighs as much as this many steps, with at most this many values.
 WANDER, WANDER_STEPS, WANDER_VALUES = 3.0, 32, 1024
 
-#: Steps of the short median, and those that are kept of each series: a hiccup is shorter.
+#: Steps of the short median, and steps kept per series: a hiccup is shorter.
 _SHORT, _KEPT = 5, PATIENCE + 1
 _SCALES = 64
 #: Steps of the slow running mean and of the fast one.
 _SLOW, _FAST = 64, 16
-#: Steps that a series' own roughness and the job's wandering remember; E|x - y| of two normal values.
+#: The memory of a series' own roughness and of the job's wandering, in steps; E|x - y| of two normal values.
 _ROUGH, _WANDER, _NORMAL_STEP = 200, 256, 1.128
 _BELOW_1 = math.nextafter(1.0, 0.0)
-#: What is kept of each series; after these come its last values, the newest last.
+#: The fields of each series, followed by its last values, newest last.
 _FIELDS = (
     "band", "sum", "since", "mean", "fast", "mean_n", "bias", "bias_sum", "bias_n",
     "before", "rough", "apart", "run", "shared", "peak", "slow",
@@ -129,7 +131,7 @@ _LAST = len(_FIELDS)
 
 
 class Streams:
-    """n series of one job, step by step. A step without a value leaves its series as it is."""
+    """n series of one job, step by step. A step without a value leaves its series unchanged."""
 
     def __init__(self, n: int = 0) -> None:
         self.steps = 0
@@ -138,13 +140,13 @@ class Streams:
         self.threshold = THRESHOLD_LEAST
         #: (fields and last values, n).
         self.state = np.zeros((_LAST + _KEPT, 0))
-        #: Spread over the series, and their level, of the last steps that were judged; of the level those
-        #: without a jump, and for how many steps it has been out.
+        #: Spread over the series, and their level, for the last judged steps; for the level, those without a
+        #: jump, and for how many steps it has been off.
         self.scales, self.levels = np.full((2, _SCALES), np.nan)
         self.judged = self.paused = 0
-        #: Long-run variance over that of one step: 1 where steps do not resemble each other.
+        #: Long-run variance over that of one step: 1 if successive steps are independent.
         self.wander, self.wander_steps = WANDER, 0.0
-        #: Steps that are still to pass without a hiccup until the job is trusted to have none.
+        #: Remaining steps without a hiccup until the job is assumed to have none.
         self.untried = CALM
         #: (n,) the node of each series; None: each is one.
         self.group: NDArray[np.int32] | None = None
@@ -155,7 +157,7 @@ class Streams:
 
     @property
     def band(self) -> Floats:
-        """(n,) what a series may be above its peers before it counts."""
+        """(n,) how much a series may be above its peers before it counts."""
         return self._of("band")
 
     @property
@@ -165,7 +167,7 @@ class Streams:
 
     @property
     def since(self) -> Floats:
-        """(n,) the step after which the sum was above 0 all the time."""
+        """(n,) the step after which the sum was always above 0."""
         return self._of("since")
 
     @property
@@ -190,7 +192,7 @@ class Streams:
             self.state = np.concatenate([self.state, new], axis=1)
 
     def forget(self, series: NDArray[np.intp]) -> None:
-        """What was learnt of these no longer counts; they start unknown."""
+        """Resets these series; they start unknown."""
         series = series[series < len(self)]
         self.state[:_LAST, series] = 0
         self.state[_LAST:, series] = np.nan
@@ -200,16 +202,16 @@ class Streams:
         return _short_median(self.state[-_SHORT:])
 
     def bias(self) -> Floats:
-        """(n,) what each series always was above its peers, as far as that is its nature."""
+        """(n,) how much each series always was above its peers, as far as that is natural."""
         return self._of("bias")
 
     def clear(self) -> NDArray[np.bool_]:
-        """(n,) known to be like its peers; where `slow` is false too: unknown, or on its way."""
+        """(n,) known to be like its peers; if `slow` is false too, it is unknown or rising."""
         short = self.short_median()
         return ~self.slow & (self.sum < self.threshold / 3) & (short < np.maximum(self.band / 2, self.noise))
 
     def score(self) -> Floats:
-        """(n,) how near each series is to being called slow: 1 and above as long as it is."""
+        """(n,) how close each series is to being called slow; at least 1 while it is."""
         short = np.nan_to_num(self.short_median(), nan=0.0)
         with np.errstate(invalid="ignore", divide="ignore"):
             near = np.minimum(self.sum / self.threshold, self._of("apart"))
@@ -222,15 +224,15 @@ class Streams:
 
 
 def begin_job(streams: Streams) -> None:
-    """Another job on the same parts: what they are is kept, what happens to them is not."""
+    """A new job on the same parts: what is learnt about the parts is kept, current events are reset."""
     streams.steps = 0
     for field in ("sum", "since", "run", "shared", "peak", "slow"):
         streams.state[_FIELDS.index(field)] = 0
 
 
 class StreamStep(NamedTuple):
-    """One step of one job. `x` (n, or fewer): log ratio to the peers, NaN where unknown. `per_day`: steps in
-    a day. `number`: of the step. `level`: log of the middle series' time; NaN: not known."""
+    """One step of one job. `x` (n, or fewer): log ratio to the peers, NaN where unknown. `per_day`: steps per
+    day. `number`: the step's number. `level`: log of the middle series' time; NaN: unknown."""
 
     streams: Streams
     x: Floats
@@ -240,7 +242,7 @@ class StreamStep(NamedTuple):
 
 
 def step_all(steps: Sequence[StreamStep]) -> None:
-    """One step of each of these jobs, at most one of a job."""
+    """Adds one step of each of these jobs, at most one per job."""
     due = []
     for step in steps:
         step.streams.steps += 1
@@ -250,9 +252,9 @@ def step_all(steps: Sequence[StreamStep]) -> None:
         _Columns([due[index] for index in part]).step()
 
 
-# Wide: the names of one step's arrays, as the formulas in `docs/detection.md` name them.
+# Wide: the arrays of one step, named as in the formulas in `docs/detection.md`.
 class _Columns:
-    """The series of k jobs side by side. Arrays are (k, n), and (k, 1) where a job has one value."""
+    """The series of k jobs side by side. Arrays are (k, n), or (k, 1) for one value per job."""
 
     def __init__(self, steps: Sequence[StreamStep]) -> None:
         self.steps, streams = steps, [step.streams for step in steps]
@@ -269,7 +271,7 @@ class _Columns:
         self.known = np.isfinite(self.x)
         self.n = np.count_nonzero(self.known, axis=1)[:, None]
         self.widths = _column(widths)
-        #: Padding: no series of that job.
+        #: Padding: not a series of that job.
         self.beyond = np.arange(n) >= self.widths if min(widths) < n else None
         self.threshold = _column([stream.threshold for stream in streams])
         hiccup = _column([HICCUP_S * step.per_day / 86_400 for step in steps])
@@ -291,7 +293,7 @@ class _Columns:
 
     def _scale(self, d: Floats) -> None:
         """Sets (k, 1) `noise`, the spread of a step's values across the series (MAD): the median of the last
-        64 steps, or what two of the last five have where that is a jump; (k, n) `wide`, more where a sum of
+        64 steps, or the value that two of the last five have if it jumped; (k, n) `wide`, larger if a sum of
         steps wanders further than that or the series is rougher than others; and (k, 1) `jumped`, of spread
         or level."""
         mad = 1.4826 * medians(np.abs(d - medians(d)[:, None])) * self.n[:, 0] / (self.n[:, 0] - 0.8)
@@ -312,13 +314,13 @@ class _Columns:
         self.wide = self.noise * np.sqrt(wander) * (1 + np.clip(self.rough / _NORMAL_STEP, 0, 2))
 
     def _level_out(self, streams: Sequence[Streams]) -> NDArray[np.bool_]:
-        """(k, 1) all take longer than usual. What lasts becomes the usual."""
+        """(k, 1) all series take longer than usual. A lasting level becomes the usual one."""
         level = _column([step.level for step in self.steps])
         levels = side_by_side([stream.levels for stream in streams])
         usual = medians(levels)[:, None]
         jumped = level > usual + np.maximum(LEVEL_JUMP, 4 * 1.4826 * medians(np.abs(levels - usual))[:, None])
         for stream, step, out in zip(streams, self.steps, jumped[:, 0].tolist(), strict=True):
-            # An evaluation, or another dip, does not begin the pause from the start.
+            # An evaluation or another dip does not restart the pause.
             stream.paused = stream.paused + 1 if out else max(0, stream.paused - 1)
             if stream.paused > PAUSE_MOST:
                 stream.levels[:], stream.paused = np.nan, 0
@@ -327,7 +329,7 @@ class _Columns:
         return jumped
 
     def _own_medians(self, values: Floats) -> Floats:
-        """(k, 1) over all series of each job, also those without a value in this step."""
+        """(k, 1) over all series of each job, including those without a value in this step."""
         values = values if self.beyond is None else np.where(self.beyond, np.nan, values)
         return medians(values)[:, None]
 
@@ -336,17 +338,18 @@ class _Columns:
         return 1.4826 * medians(np.where(self.known, np.abs(values), np.nan))[:, None]
 
     def _allow(self) -> Floats:
-        """Sets the band; (k, n) how much of it is for what is not known of the bias."""
+        """Sets the band; returns (k, n) how much of it is for the uncertainty of the bias."""
         unsure = self.wide / np.sqrt(self.bias_n + (self.wide / BIAS_SCALE) ** 2)
         self.band[:] = np.clip(ALLOWANCE * self.wide, DEAD_BAND, ALLOWANCE_MOST) + unsure
         return unsure
 
     def _means(self, clipped: Floats) -> None:
-        """Running means, how far each is from the others, how much further they wander than white noise."""
+        """Running means, how far each is from the others, and how much further they wander than white
+        noise."""
         self.mean_n += self.known
         for mean, most in ((self.mean, _SLOW), (self.fast, _FAST)):
             np.copyto(mean, mean + (clipped - mean) / np.clip(self.mean_n, 1, most), where=self.known)
-        # Clipping a skewed noise moves its mean: what all series share is no slowness.
+        # Clipping skewed noise shifts its mean: what all series share is no slowness.
         self.common = medians(np.where(self.known, self.mean, np.nan))[:, None]
         above = self.mean - self.common
         short = np.nan_to_num(_short_median(self.state[-_SHORT:]), nan=0.0)
@@ -368,7 +371,7 @@ class _Columns:
                 _learn_wander(step.streams, float(wander[row]), int(values[row]))
 
     def _add_up(self, clipped: Floats, d: Floats) -> None:
-        """CUSUM, and what it says of hiccups."""
+        """Updates CUSUM, and what it shows about hiccups."""
         moved = (clipped - self.common - self.band) / self.wide
         moved = np.where(self.jumped, np.minimum(moved, 0), moved)
         np.copyto(self.sum, np.clip(self.sum + moved, 0, 1.5 * self.threshold), where=self.known)
@@ -401,9 +404,9 @@ class _Columns:
         self.slow[:] = on | ((self.slow > 0) & ~off)
 
     def _patience(self, short: Floats) -> Floats:
-        """(k, n) steps for which each has to be slow before it is called that."""
+        """(k, n) steps for which each must be slow before it is called slow."""
         untried = _column([step.streams.untried for step in self.steps]) > 0
-        # It was lower within these steps: what was before a hiccup is no part of it.
+        # It was lower within these steps: what came before a hiccup is not part of it.
         higher = (self.state[_LAST:] <= short / 2).any(axis=0)
         lasting = np.where(higher, self.patience_noisy, PATIENCE)
         patience = np.where(untried | (short > LARGE), lasting, 0)
@@ -411,7 +414,7 @@ class _Columns:
         return np.where(hidden | (short < SMALL), self.patience_noisy, patience)
 
     def _together(self) -> NDArray[np.bool_]:
-        """(k, n) on its way at the same time as several other nodes."""
+        """(k, n) rising at the same time as several other nodes."""
         together = np.zeros(self.sum.shape, bool)
         rising = self.known & (self.sum > self.threshold / 2)
         for row in np.flatnonzero(np.count_nonzero(rising, axis=1) > TOGETHER).tolist():
@@ -423,7 +426,7 @@ class _Columns:
         return together
 
     def _learn(self, d: Floats) -> None:
-        # What looks slow is not learnt: else what begins would be a part's nature soon.
+        # What looks slow is not learnt, or it would soon count as natural.
         calm = self.known & (self.slow == 0) & (self.sum < self.threshold / 4) & ~self.jumped
         full = self.bias_n >= BIAS_MEMORY
         kept = np.where(full, self.bias_sum * (1 - 1 / BIAS_MEMORY), self.bias_sum)
@@ -436,8 +439,8 @@ class _Columns:
         self.before[:] = now
 
     def _nature(self) -> None:
-        """Sets the bias: a series' mean, shrunk towards its kind where it is not known well, and nothing of
-        it where it is too far from its kind."""
+        """Sets the bias: a series' mean, shrunk towards its kind if it is not well known, and none of it if
+        it is too far from its kind."""
         mean = self.bias_sum / np.maximum(self.bias_n, 1)
         unsure = self.noise**2 / np.maximum(self.bias_n, 1)
         size = np.where(self.bias_n > 0, np.abs(mean), np.nan)
@@ -445,19 +448,19 @@ class _Columns:
         kind = np.fmax(BIAS_SCALE**2, spread)
         far = np.abs(mean) / np.sqrt(kind + unsure)
         natural = np.clip((FOREIGN - far) / (FOREIGN - NATURAL), 0, 1)
-        # A part that was faster and is like the others now holds up none.
+        # A part that was faster before and is like the others now delays no one.
         self.bias[:] = np.maximum(mean, 0) * kind / (kind + unsure) * natural
 
 
 def _learn_wander(streams: Streams, wander: float, series: int) -> None:
-    """One step's measure of `wander` over so many series; many soon replace `WANDER`."""
+    """Adds one step's measure of `wander` over so many series; many soon replace `WANDER`."""
     before = streams.wander_steps or min(WANDER_STEPS, WANDER_VALUES / series)
     streams.wander_steps = min(before + 1, _WANDER)
     streams.wander += (wander - streams.wander) / streams.wander_steps
 
 
 def _white(steps: int) -> Floats:
-    """(steps,) variance of the fast mean less the slow one after so many values of white noise."""
+    """(steps,) variance of the fast mean minus the slow one after so many values of white noise."""
     slow = fast = both = 0.0
     found = np.ones(steps)
     for n in range(1, steps):
@@ -468,7 +471,7 @@ def _white(steps: int) -> Floats:
     return found
 
 
-#: Up to the first the two means are too alike to compare; the last is as if it had gone on forever.
+#: Before the first the two means are too similar to compare; the last holds for an infinite series.
 _WHITE_FROM, _WHITE = _SLOW // 2, np.maximum(_white(8 * _SLOW), 1e-9)
 
 
@@ -488,10 +491,10 @@ def _short_median(last: Floats) -> Floats:
     return np.where(count >= 3, (middle[0] + middle[1]) / 2, np.nan)
 
 
-#: So much more than before counts at the least, and so many steps in a row have to say so.
+#: The smallest increase that counts, and how many steps in a row must show it.
 SLOWER = 1.10
 PACE_STEPS = 5
-#: Steps that "before" means, and how many of them have to be known.
+#: Steps that count as "before", and how many of them must be known.
 BEFORE = 100
 BEFORE_LEAST = 30
 #: The median of five steps of Gaussian noise has this share of one step's deviation.
@@ -499,12 +502,12 @@ _SHORT_DEVIATION = 0.54
 
 
 class Pace:
-    """Step times of one job, in order. While it is slow, "before" is not updated."""
+    """Step times of one job, in order. While the job is slow, "before" is not updated."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.slow = False
-        #: The step at which the slow ones began; the pace before and now, s per step (NaN unknown).
+        #: The step at which the slow ones began; the pace before and now, in s per step (NaN unknown).
         self.since = -1
         self.before_s = float("nan")
         self.now_s = float("nan")
@@ -539,5 +542,5 @@ class Pace:
             self._run += 1
         else:
             self._run = 0
-        # Half-way back is not back.
+        # Half-way back is not enough.
         self.slow = self._run >= PACE_STEPS or (self.slow and self.now_s > (self.before_s + self.limit_s) / 2)

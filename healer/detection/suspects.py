@@ -1,8 +1,7 @@
-"""Which node makes its job slow, where the job reports whole step times alone: group testing over jobs.
+"""Which node makes its job slow, if the job reports only whole step times: group testing over jobs.
 
-A node that is common to slow jobs and in no fast one is likelier; faults open on it make it likelier from the
-start. It is a list of suspects with its reasons, for the person who looks: no node is blamed, and no action
-is taken.
+A node that is common to slow jobs and in no fast one is more likely; so is a node with open faults, from the
+start. The result is a list of suspects with reasons, for a person: no node is blamed, and no action is taken.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,21 +20,22 @@ from healer.model.hostlist import name_some
 from healer.observations.steps import JobSteps, LifeKey, active_job
 from healer.text import Said, joined, quoted, say
 
-#: Before any job is known: how likely a node slows its jobs, and the odds of one with a fault open on it.
+#: Priors: the probability that a node slows its jobs, and the odds of a node with an open fault.
 PRIOR, FAULT_ODDS = 0.01, 30.0
-#: How often a bad node slows a job, and how often a job is slow without one. Our own figures.
+#: How often a bad node slows a job, and how often a job is slow without a bad node. Our own figures.
 SLOWS, BY_ITSELF = 0.9, 0.05
 #: A job that was slow within this time still counts; a fast one counts only if it ran since then.
 LOOKED_BACK = timedelta(hours=24)
-#: Outcomes of lives of jobs that are kept.
+#: The most outcomes of lives of jobs that are kept.
 KEPT = 2000
-#: Rounds of belief propagation, and how much of a message is the last round's.
+#: Rounds of belief propagation, and the share of the last round's message (damping).
 _ROUNDS, _DAMPING = 20, 0.5
 _NAMED, _HALF_NAMED = 5, 8
 
 
 class Outcome(NamedTuple):
-    """How a life of a job went: on which nodes, slow since when (None: never), and until when it was seen."""
+    """The course of a life of a job: its nodes, since when it was slow (None: never), and until when it was
+    seen."""
 
     job: str
     nodes: frozenset[str]
@@ -51,7 +51,7 @@ class Suspect(NamedTuple):
 
 
 class Suspects:
-    """Remembers how jobs went on which nodes; bounded."""
+    """Remembers how jobs ran on which nodes; bounded."""
 
     def __init__(self) -> None:
         self._outcomes: dict[LifeKey, Outcome] = {}
@@ -59,7 +59,7 @@ class Suspects:
     def follow(
         self, paces: Iterable[tuple[JobSteps, Pace]], slurm: SlurmSnapshot | None, now: datetime
     ) -> None:
-        """Takes in how the jobs go now; of jobs that Slurm does not show nothing changes."""
+        """Updates the course of the present jobs; jobs that Slurm does not show are left unchanged."""
         for job, pace in paces:
             shown = active_job(slurm, job.job)
             if shown is None or not pace.is_ready or not shown.nodes:
@@ -71,14 +71,14 @@ class Suspects:
             del self._outcomes[next(iter(self._outcomes))]
 
     def forget(self, node: str) -> None:
-        """It was repaired, returned or booted: earlier jobs no longer count against it."""
+        """The node was repaired, returned or booted: earlier jobs no longer count against it."""
         for key, outcome in list(self._outcomes.items()):
             if node in outcome.nodes:
                 self._outcomes[key] = outcome._replace(nodes=outcome.nodes - {node})
 
     def named(self, finding: Finding, faults: Mapping[str, Sequence[str]], now: datetime) -> Finding:
-        """The finding of a slow job with its suspects as evidence. `faults`: titles of what is open on each
-        node."""
+        """The finding of a slow job with its suspects as evidence. `faults`: titles of each node's open
+        incidents."""
         job, where = finding.component.job or "", finding.component
         outcomes = [outcome for outcome in self._outcomes.values() if outcome.job == job]
         latest = max(outcomes, key=attrgetter("until"), default=None)
@@ -96,7 +96,7 @@ class Suspects:
 def suspects(
     slow_job: Outcome, outcomes: Sequence[Outcome], faults: Mapping[str, Sequence[str]]
 ) -> list[Suspect]:
-    """The nodes of the slow job, the likeliest first."""
+    """The nodes of the slow job, most likely first."""
     begun = slow_job.slow_since or slow_job.until
     related = [slow_job]
     for outcome in outcomes:
@@ -119,10 +119,11 @@ def suspects(
 def posterior(
     jobs: Sequence[tuple[frozenset[str], bool]], faults: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """Node -> how likely it slows its jobs, by which jobs (nodes, whether slow) it was in.
+    """Node -> the probability that it slows its jobs, by the jobs (nodes, whether slow) that it was in.
 
-    Noisy-or of independent nodes: a job is slow by itself with `BY_ITSELF`, by each bad node with `SLOWS`.
-    Loopy belief propagation (J. Pearl, *Probabilistic Reasoning in Intelligent Systems*, 1988), damped.
+    Noisy-or of independent nodes: a job is slow by itself with `BY_ITSELF`, and by each bad node with
+    `SLOWS`. Loopy belief propagation (J. Pearl, *Probabilistic Reasoning in Intelligent Systems*, 1988),
+    damped.
     """
     names = sorted({node for nodes, _ in jobs for node in nodes})
     place = {name: index for index, name in enumerate(names)}
@@ -142,7 +143,7 @@ def posterior(
         for index, (nodes, (_, slow)) in enumerate(zip(members, jobs, strict=True)):
             without = np.clip(logit[nodes] - messages[index], -30, 30)
             fine = np.log1p(-SLOWS / (1 + np.exp(-without)))
-            others = (1 - BY_ITSELF) * np.exp(fine.sum() - fine)  # all others leave it fast
+            others = (1 - BY_ITSELF) * np.exp(fine.sum() - fine)  # no other node slows it
             if slow:
                 message = np.log1p(-(1 - SLOWS) * others) - np.log1p(-others)
             else:
@@ -163,8 +164,8 @@ def _in_words(job: str, found: Sequence[Suspect], first: Sequence[Suspect]) -> S
 
 
 def first_half(found: Sequence[Suspect]) -> list[str]:
-    """The nodes to test first: the likeliest that together are as likely as all others, so that the answer
-    halves what is not known. At most half of the nodes."""
+    """The nodes to test first: the most likely ones, together as likely as all others, so that the answer
+    halves the uncertainty. At most half of the nodes."""
     whole = sum(suspect.share for suspect in found)
     half: list[str] = []
     share = 0.0

@@ -1,4 +1,4 @@
-"""The tick over the fleet: all detectors over samples, run together every few seconds."""
+"""The tick over the fleet: runs all detectors over samples together, every few seconds."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -21,21 +21,22 @@ from healer.observations.telemetry_windows import Telemetry
 from healer.ports.measurements import ColumnBook
 from healer.signals.identity import relayed_digest
 
-#: The pace of the tick, in production and in simulated time.
+#: Seconds between ticks, in production and in simulated time.
 TICK_S = 5.0
-#: While windows are rebuilt the rules look once in so much past time: their holds survive a restart.
+#: While windows are rebuilt, rules are evaluated once per this much past time, so that their holds survive a
+#: restart.
 PRIME_S = 15.0
-#: Without any sender for so long healer was away itself, or cut off from all of them.
+#: Without any sender for this long, healer itself was down, or cut off from all of them.
 DEAF_AFTER = timedelta(seconds=30)
-#: What is worked out from figures that somebody sent.
+#: Senses that are derived from figures sent by others.
 _OF_FIGURES = frozenset({Sense.metrics, Sense.forest})
 _SENT = _OF_FIGURES | {Sense.step_times}
 
 
 class Senses:
-    """All detectors over windows of one cluster, with what they look at.
+    """All detectors over windows of one cluster, with their inputs.
 
-    The same samples, pictures and moments give the same findings.
+    Deterministic: the same samples, pictures and moments give the same findings.
     """
 
     def __init__(
@@ -56,40 +57,40 @@ class Senses:
         self.detectors: list[Detector] = [detector for detector in made if detector is not None]
         self.version = rules.version
         self._topology = rules.topology
-        #: While windows are rebuilt: the moment of the last samples, and of the last look at them.
+        #: While windows are rebuilt: the time of the last samples, and of their last evaluation.
         self._taken: datetime | None = None
         self._primed: datetime | None = None
-        #: Since when what the last tick found over has been over.
+        #: Since when the conditions that the last tick found over have been over.
         self._clear: Mapping[Pair, datetime] = {}
         #: When any sender was last heard, and since when without a break.
         self._heard: datetime | None = None
         self._listening: datetime | None = None
-        #: Since when Slurm does not show it any more.
+        #: Since when Slurm no longer shows it.
         self._gone: dict[Pair, datetime] = {}
-        #: Node -> since when its signals count, as far as that is known here.
+        #: Node -> since when its signals count, as far as known here.
         self._renewed: dict[str, datetime] = {}
-        #: Where GPUs were listed, and how often that had changed when the detectors were informed last.
+        #: Where GPUs were listed, and the change counter when the detectors were last informed.
         self._parts_of: History | None = None
         self._parts_changed = (0, 0)
 
     @property
     def has_samples(self) -> bool:
-        """False where nothing is measured: then a tick would find nothing."""
+        """False if nothing is measured: then a tick would find nothing."""
         if self.telemetry.reports > 0 or any(True for _ in self.steps.jobs()):
             return True
         return not all(detector.needs_samples for detector in self.detectors)
 
     @property
     def is_idle(self) -> bool:
-        """No job reports its steps, and nothing is pending: without samples a tick hardly finds anything."""
+        """No job reports its steps, and nothing is pending: without samples a tick finds hardly anything."""
         return not any(True for _ in self.steps.jobs()) and all(
             detector.is_idle for detector in self.detectors
         )
 
     def follow(self, rules: Ruleset) -> bool:
-        """Takes changed rules; what they watched already keeps its holds, what was measured its windows.
+        """Adopts changed rules; watched conditions keep their holds, and measurements their windows.
 
-        False when the catalogue changed: series have another meaning then, and new `Senses` are needed.
+        Returns False if the catalogue changed: series then have another meaning, and new `Senses` are needed.
         """
         if rules.version == self.version:
             return True
@@ -102,7 +103,7 @@ class Senses:
 
     def renew(self, nodes: Iterable[NodePicture], now: datetime) -> None:
         """Nodes that were repaired, returned to service or booted since the last call: older measurements and
-        holds no longer count. A fault that is still there is found again, as a new one."""
+        holds no longer count. A fault that still exists is found again, as a new one."""
         for node in nodes:
             at = node.renewed_at
             if at is None or self._renewed.get(node.name) == at:
@@ -113,16 +114,17 @@ class Senses:
                 detector.forget(self.telemetry, node.name, at)
 
     def pack(self) -> dict[str, bytes]:
-        """What took days to learn, by name, for the next start."""
+        """State that took days to learn, by name, for the next start."""
         packed = [detector.pack(self.telemetry) for detector in self.detectors]
         return {name: kept for by_name in packed for name, kept in by_name.items()}
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
-        """Takes what `pack` gave; returns the names of what cannot be read and is learnt from scratch."""
+        """Restores the result of `pack`; returns the names of entries that cannot be read and are learnt from
+        scratch."""
         return [name for detector in self.detectors for name in detector.load(packed)]
 
     def know_parts(self, picture: Picture) -> None:
-        """Which GPU is at which index, as nodes list them: a new part starts its own trend."""
+        """Which GPU is at which index, as listed by the nodes: a new part starts a new trend."""
         nodes = picture.nodes
         changes = picture.history.gpu_changes, sum(node.gpus.changes for node in nodes.values())
         if picture.history is self._parts_of and changes == self._parts_changed:
@@ -143,7 +145,7 @@ class Senses:
         slurm: SlurmSnapshot | None,
         now: datetime,
     ) -> None:
-        """Takes in new samples, and Slurm's picture as it is now."""
+        """Adds new samples, and the present Slurm snapshot."""
         if reports or batches:
             if self._heard is None or now - self._heard > DEAF_AFTER:
                 self._listening = now
@@ -161,13 +163,12 @@ class Senses:
         slurm: SlurmSnapshot | None,
         now: datetime,
     ) -> None:
-        """After a restart: samples that were taken before. Gives no findings, but holds that began then are
-        known."""
+        """After a restart: adds earlier samples. Gives no findings, but restores holds that began then."""
         for until, part in _stretches(reports, timedelta(seconds=PRIME_S)):
-            # Hosts stamp arrivals with clocks of their own: ours goes on, and never beyond now.
+            # Hosts stamp arrivals with their own clocks: our time moves forward, and never beyond now.
             self._taken = moment = min(max(until, self._taken or until), now)
             self.take(part, (), slurm, moment)
-            # Not at the end of each part of the store's rows, wherever that is.
+            # Not at the end of each part of the store's rows, wherever that falls.
             if self._primed is None or moment - self._primed >= timedelta(seconds=PRIME_S):
                 self._primed = moment
                 for detector in self.detectors:
@@ -182,9 +183,9 @@ class Senses:
         node_reports: Mapping[str, NodeReport] | None = None,
         faults: Mapping[str, Sequence[str]] | None = None,
     ) -> Detections:
-        """Looks at everything once. Call it every `TICK_S`. `node_reports`: nodes that lost what a job may
-        need, by lines; `faults`: titles of the incidents that are open on nodes. ClockStepped: the clock went
-        back, and new `Senses` are needed."""
+        """Evaluates everything once. Call it every `TICK_S`. `node_reports`: nodes that lost something a job
+        may need, by lines; `faults`: titles of the nodes' open incidents. Raises ClockStepped if the clock
+        went back and new `Senses` are needed."""
         self.telemetry.check_clock(now)
         look = self._look(slurm, now, watched, node_reports or {}, faults or {})
         results = [detector.tick(look) for detector in self.detectors]
@@ -201,7 +202,8 @@ class Senses:
         return Detections(at=now, findings=findings, clear_since=self._clear)
 
     def _attributed(self, detector: Detector, finding: Finding, now: datetime) -> Finding:
-        """The detector's finding with the relays whose figures it rests on, and the senders of step times."""
+        """The detector's finding with the relays whose figures it is based on, and the senders of step
+        times."""
         if all(item.sense not in _SENT for item in finding.evidence):
             return finding
         figures = detector.figures_of(finding)
@@ -222,15 +224,15 @@ class Senses:
             if part.node is not None
         )
         if relay := either_of(relays):
-            # As of a line: what the node itself says later is news.
+            # As for a line: the node's own later report is news.
             return msgspec.structs.replace(item, relayed_by=relay, digest=relayed_digest(item.digest))
         return item
 
     def look(
         self, slurm: SlurmSnapshot | None, now: datetime, node_reports: Mapping[str, NodeReport]
     ) -> Detections | None:
-        """Between two ticks, where nodes have just lost what a job may need: jobs that are stuck because of
-        it. None: there are none. What the last tick found over is still over."""
+        """Between two ticks, when nodes have just lost something a job may need: jobs that are stuck because
+        of it. None: there are none. Conditions that the last tick found over stay over."""
         look = self._look(slurm, now, (), node_reports, {})
         found = tuple(
             self._attributed(detector, finding, now)
@@ -265,7 +267,7 @@ class Senses:
 
 
 def _stretches(reports: Sequence[Report], span: timedelta) -> Collection[tuple[datetime, Sequence[Report]]]:
-    """Reports by arrival, cut where more than `span` has passed since the stretch began."""
+    """Reports by arrival, cut whenever more than `span` has passed since the stretch began."""
     if not reports:
         return []
     edges = [0]

@@ -1,5 +1,5 @@
-"""How a model is made: from history that is attested healthy, and checked with deviations put into samples of
-nodes that it never saw. Method: `docs/detection.md`."""
+"""How a model is trained: from history that is attested healthy, and tested with deviations injected into
+samples of nodes that it never saw. Method: `docs/detection.md`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -13,29 +13,29 @@ from healer.detection.features import ALL_NAMES, whole
 from healer.detection.scorers import KNOWN_LEAST, Model, Scorer, known_enough
 from healer.model.feature_rows import FeatureRow, Floats, Matrix
 
-#: Samples (one node at one moment) that a model needs, and what it is made from at most.
+#: The samples (one node at one moment) that a model needs, and the most that it is trained on.
 ROWS_LEAST, ROWS_MAX = 200, 20_000
-#: So close to an incident of its own a node is not attested healthy.
+#: This close to an incident of its own, a node is not attested healthy.
 AROUND_INCIDENT = timedelta(hours=1)
-#: One node in so many is held out. The threshold is the quantile of their scores, and a share of its distance
-#: to the middle on top: a node's scores of one day resemble each other, so a thousand nodes pass the bare
-#: quantile every hour.
+#: One node in this many is held out. The threshold is the quantile of their scores plus a share of its
+#: distance to the middle: a node's scores of one day resemble each other, so a thousand nodes would exceed
+#: the bare quantile every hour.
 HELD_OUT, QUANTILE, MARGIN = 3, 0.999, 0.1
-#: Of the deviations that are put into healthy samples a model must find so many: one that learnt that broken
-#: is usual does not. This share of a sample's features is moved by so many units, in so many samples.
+#: The share of injected deviations that a model must find: one that learnt that broken is usual does not.
+#: This share of a sample's features is moved by this many units, in this many samples.
 FOUND_LEAST = 0.5
 MOVED, MOVED_BY, PROBES = 0.75, 6.0, 500
 
-#: By node, from when to when it had incidents.
+#: By node, the periods of its incidents.
 Sick = Mapping[str, Sequence[tuple[datetime, datetime]]]
 
 
 class NoModel(Exception):
-    """Too little healthy history for a model, or one that finds too little."""
+    """Too little healthy history for a model, or a model that finds too little."""
 
 
 class Samples(NamedTuple):
-    """Healthy samples of one class without gaps: (samples, features) to fit to, and those held out."""
+    """Healthy samples of one class without gaps: (samples, features) for fitting, and the held-out ones."""
 
     hardware: str
     load: str
@@ -45,8 +45,8 @@ class Samples(NamedTuple):
 
 
 def train(history: Iterable[FeatureRow], moments: int, sick: Sick) -> Model:
-    """A model of one class from its history of so many moments, read once; the same history gives the same
-    model. Raises NoModel."""
+    """A model of one class from its history of this many moments, read once. Deterministic. Raises
+    NoModel."""
     return fit(healthy_samples(history, moments, sick))
 
 
@@ -80,7 +80,7 @@ def healthy_samples(history: Iterable[FeatureRow], moments: int, sick: Sick) -> 
 
 
 def fit(samples: Samples) -> Model:
-    """Raises NoModel for one that does not find deviations."""
+    """A fitted model. Raises NoModel if it does not find deviations."""
     hardware, load, features, data, held_out = samples
     scorer = Scorer(data, features)
     threshold = threshold_of(scorer.score(held_out))
@@ -91,7 +91,7 @@ def fit(samples: Samples) -> Model:
 
 
 def threshold_of(scores: Floats) -> float:
-    """From the scores of samples held out."""
+    """The threshold, from the scores of held-out samples."""
     middle, top = np.quantile(scores, (0.5, QUANTILE))
     return float(top + MARGIN * (top - middle))
 
@@ -102,7 +102,7 @@ def _is_sick(sick: Sick, node: str, at: datetime) -> bool:
 
 
 def _held_out(owners: NDArray) -> NDArray[np.bool_]:
-    """(samples,) a third of the nodes; of very few nodes a third of the samples."""
+    """(samples,) a third of the nodes; if there are very few nodes, a third of the samples."""
     nodes = sorted(set(owners.tolist()))
     if len(nodes) < 2 * HELD_OUT:
         return np.arange(len(owners)) % HELD_OUT == 0
@@ -111,7 +111,7 @@ def _held_out(owners: NDArray) -> NDArray[np.bool_]:
 
 
 def _moved(healthy: Matrix) -> Matrix:
-    """Some of these samples, with deviations put into them."""
+    """Some of these samples, with injected deviations."""
     random = np.random.default_rng(0)
     found = healthy[np.linspace(0, len(healthy) - 1, min(PROBES, len(healthy))).astype(int)]
     for row in found:

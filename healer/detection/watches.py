@@ -1,7 +1,8 @@
-"""Conditions in Slurm's snapshot and in what nodes are set to that should not last: each becomes an incident.
+"""Conditions in the Slurm snapshot and in the nodes' configuration that should not last: each becomes an
+incident.
 
-They drain no node. How long a condition has to last, and how long it has to be gone before its incident ends,
-is set in `rules/watches.yaml`.
+They drain no node. `rules/watches.yaml` sets how long a condition must last, and how long it must be gone
+before its incident ends.
 """
 
 import re
@@ -36,7 +37,7 @@ from healer.model.slurm import is_empty_reason, is_only_ours, slurm_kind
 from healer.observations import Picture, Standing
 from healer.text import Said, joined, quoted, say
 
-#: Names that a sentence holds.
+#: The most names in a sentence.
 _NAMED = 5
 
 BELOW, COMPLETING = "below-configured", "jobs-completing"
@@ -46,7 +47,7 @@ BACKLOG, ACCOUNTING = "controller-backlog", "accounting-away"
 
 
 class Condition(NamedTuple):
-    """`text` is a sentence without its full stop; `since` where Slurm itself reports when it began."""
+    """`text` is a sentence without its full stop; `since` is set if Slurm itself reports when it began."""
 
     fault: str
     where: Component
@@ -62,7 +63,8 @@ class Condition(NamedTuple):
 
 
 def is_offline(node: SlurmNode) -> bool:
-    """Slurm does not reach it, and not by intent: no drain, no reboot, no plan, no person's DOWN."""
+    """Slurm does not reach the node, and not intentionally: no drain, no reboot, no plan, no person's
+    DOWN."""
     if "NOT_RESPONDING" not in node.state or node.drain or node.planned:
         return False
     if node.starting or node.base in {"FUTURE", "UNKNOWN"}:
@@ -85,7 +87,8 @@ def conditions(picture: Picture, slurm: SlurmSnapshot, settings: WatchSettings) 
 
 
 def _offline(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Condition]:
-    """One for the fleet or a place where many are away at once, and one for each other node."""
+    """One condition for the fleet or a place with many unreachable nodes at once, and one for each other
+    node."""
     away = {node.name: node for node in slurm.odd_nodes if is_offline(node)}
     if not away:
         return
@@ -116,12 +119,13 @@ def _many(
 
 
 def _offline_s(node: SlurmNode, settings: WatchSettings) -> float:
-    """0 once Slurm says DOWN: it has tried long enough. One missed ping shows too, and has to last."""
+    """How long it must last: 0 once Slurm says DOWN, because it has tried long enough. A single missed ping
+    shows too, and must last."""
     return 0 if node.base == "DOWN" else settings.not_responding_s
 
 
 def _below(slurm: SlurmSnapshot) -> Iterator[Condition]:
-    """Nodes that register with less than slurm.conf says. One that Slurm drained for it is reported as a
+    """Nodes that register with less than slurm.conf says. A node that Slurm drained for it is reported as a
     drain."""
     for node in slurm.odd_nodes:
         if "INVALID_REG" not in node.state or (node.held and slurm_kind(node.reason) is not None):
@@ -132,16 +136,17 @@ def _below(slurm: SlurmSnapshot) -> Iterator[Condition]:
         yield Condition(BELOW, Component(cluster=slurm.cluster, node=node.name), say("detection.below"), text)
 
 
-#: A boot so soon after planned work or a driver update is part of that change.
+#: A boot this soon after planned work or a driver update is part of that change.
 CHANGE = timedelta(hours=1)
 
 
 def is_planned_reboot(picture: Picture, node: SlurmNode) -> bool:
-    """Slurm holds it for a reboot that a person asked Slurm for, or that came with a person's change."""
+    """Slurm holds the node for a reboot that a person requested from Slurm, or that came with a person's
+    change."""
     if not node.held or (node.planned and not is_only_ours(picture.slurm, node)):
         return False
     if "REBOOT_ISSUED" in node.state and not node.drain and not is_empty_reason(node.reason):
-        return True  # DOWN while it boots, with the reason of the person who asked for that
+        return True  # DOWN while it boots, with the reason of the person who requested it
     kind = slurm_kind(node.reason)
     if kind == "reboot":
         return "timed out" not in node.reason
@@ -152,7 +157,7 @@ def is_planned_reboot(picture: Picture, node: SlurmNode) -> bool:
 
 
 def _rebooted(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]:
-    """One condition for all of them."""
+    """One condition for all such nodes."""
     held = [node.name for node in slurm.odd_nodes if is_planned_reboot(picture, node)]
     if held:
         listed = compact(held)
@@ -166,7 +171,7 @@ def _rebooted(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]:
 
 
 def _waiting(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Condition]:
-    """By partition and reason. A reason that is the owner's choice does not count."""
+    """By partition and reason. A reason that the owner chose does not count."""
     longest = timedelta(hours=settings.queued_h)
     groups: dict[tuple[str, str], list[tuple[datetime, str]]] = defaultdict(list)
     for job in slurm.jobs.values():
@@ -197,7 +202,7 @@ def _eligible_since(job: SlurmJob) -> datetime | None:
 
 
 def _completing(picture: Picture, slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Condition]:
-    """By the nodes where jobs do not come to their end: an epilog hangs, a process cannot be killed."""
+    """By the nodes where jobs do not finish: an epilog hangs, or a process cannot be killed."""
     longest = timedelta(minutes=settings.completing_min)
     stuck: dict[tuple[str, ...], list[tuple[datetime, str]]] = defaultdict(list)
     for job, since in _completing_since(picture, slurm).items():
@@ -218,8 +223,8 @@ def _completing(picture: Picture, slurm: SlurmSnapshot, settings: WatchSettings)
 
 
 def _completing_since(picture: Picture, slurm: SlurmSnapshot) -> dict[str, datetime]:
-    """Each job that completes on some node. A requeued one shows an end in the future, and some show none:
-    those count from when they were first seen completing."""
+    """Each job that is completing on some node. A requeued one shows an end in the future, and some show
+    none: those count from when they were first seen completing."""
     found = {}
     for job in slurm.jobs.values():
         if "COMPLETING" in job.flags and job.nodes:
@@ -230,8 +235,7 @@ def _completing_since(picture: Picture, slurm: SlurmSnapshot) -> dict[str, datet
 
 
 def _held(slurm: SlurmSnapshot) -> Iterator[Condition]:
-    """Jobs that Slurm holds because their launch failed: not by anyone's wish, and they would wait for
-    ever."""
+    """Jobs that Slurm holds because their launch failed: no one wanted that, and they would wait forever."""
     held: dict[str, list[str]] = defaultdict(list)
     for job in slurm.jobs.values():
         if job.held_by == "admin" and (
@@ -261,20 +265,20 @@ def _controller(picture: Picture, settings: WatchSettings) -> Iterator[Condition
         yield Condition(ACCOUNTING, where, say("detection.accounting"), text, settings.accounting_s, since)
 
 
-#: Followed by the fact and its value: all nodes with one old driver are one incident.
+#: Prefix; the fact and its value follow: all nodes with one old driver are one incident.
 DRIFT = "drift:"
 FABRIC_MANAGER = "fabric-manager-version"
-#: A roll-out or a reboot changes several facts of many nodes within minutes: reported once it has settled.
+#: A roll-out or a reboot changes several facts of many nodes within minutes: reported once that has settled.
 SETTLED_S = 120.0
 _PLAIN = re.compile(r"[^0-9A-Za-z._+-]+")
 
 
 def config_drifts(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]:
-    """One for each fact and value that differs, with all nodes that have it; and one for each fabric manager
-    whose version is not its driver's."""
+    """One condition per fact and value that differs, with all nodes that have it; and one per fabric manager
+    whose version differs from its driver's."""
     found: dict[tuple[str, str], dict[str, Reference]] = defaultdict(dict)
     if not picture.references and not any(node.facts for node in picture.nodes.values()):
-        return  # only Slurm's snapshot has drivers, and there is no reference to compare them with
+        return  # only the Slurm snapshot has drivers, and there is no reference to compare them with
     for name, node in slurm.nodes.items():
         facts = picture.facts_of(name)
         if not facts:
@@ -320,7 +324,7 @@ def _wanted(fact: str, reference: Reference) -> Said:
 
 
 def _fabric_manager(cluster: str, node: str, facts: Mapping[str, str]) -> Condition | None:
-    """NVIDIA requires exactly the driver's version: with another one the GPUs get no NVLink."""
+    """NVIDIA requires exactly the driver's version: with any other the GPUs get no NVLink."""
     manager, driver = facts.get("fabric_manager"), facts.get("driver")
     if manager is None or driver is None or manager == driver:
         return None
@@ -335,16 +339,16 @@ def _fabric_manager(cluster: str, node: str, facts: Mapping[str, str]) -> Condit
     )
 
 
-#: Slurm's snapshot is checked when its nodes changed, and else this often.
+#: The Slurm snapshot is checked when its nodes changed, and otherwise this often.
 LOOK = timedelta(seconds=5)
-#: What lasts is reported again: an incident that another one explained opens once that is over.
+#: A lasting condition is reported again: an incident that another one explained opens once that is over.
 AGAIN = timedelta(minutes=1)
 
 _OF_CONTROLLER = frozenset({BACKLOG, ACCOUNTING})
 
 
 def watch_findings(walk: PictureLook) -> list[Finding]:
-    """Conditions that have lasted long enough and are due to be reported. Notes in the picture since when
+    """Conditions that have lasted long enough and are due to be reported. Records in the picture since when
     each one lasts."""
     picture, settings, now = walk.picture, walk.rules.watches, walk.now
     if picture.slurm is None or not (picture.nodes_changed or is_due(picture.looked_at, LOOK, now)):

@@ -18,7 +18,8 @@ from healer.text import say
 OWNER = "healer"
 SUPERUSER = "postgres"
 DATABASE = "healer"
-#: In the data directory: which roles were made. Without it, or with another text, they are looked at again.
+#: In the data directory: the roles that were created. Without it, or with a different text, they are checked
+#: again.
 MARK = "healer-roles"
 
 #: Was the superuser `healer`, as in earlier versions: another renames it, as a session cannot rename itself.
@@ -61,7 +62,7 @@ def are_made(pgdata: Path) -> bool:
 
 
 def make(postgres: Path, pgdata: Path, popen: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Makes what is missing in a data directory that no server uses. Raises EmbeddedError."""
+    """Creates what is missing in a data directory that no server uses. Raises EmbeddedError."""
 
     def run(database: str, wanted: Sequence[str]) -> str:
         return _execute([postgres, "--single", "-D", pgdata, database], wanted, popen, environ)
@@ -93,7 +94,7 @@ def _execute(
 
 
 def _errors(log: str) -> Iterator[str]:
-    """Errors but for what exists already, as after a start that was cut off."""
+    """Errors, except about existing objects, as after an interrupted start."""
     for line in log.splitlines():
         if re.search(r"\b(ERROR|FATAL|PANIC):", line) and "already exists" not in line:
             yield line.strip()

@@ -1,4 +1,4 @@
-"""How a PostgreSQL is stopped: by who started it, or by its guardian, which loads nothing else of it."""
+"""How a PostgreSQL is stopped: by its starter, or by its guardian, which loads nothing else of it."""
 
 import signal
 from collections.abc import Callable

@@ -153,7 +153,8 @@ _SEALS = (PUBLIC_FILE, CHECKPOINT_FILE, KEY_FILE)
 
 
 def prepare_state(data_dir: Path, users: Users) -> None:
-    """Gives each user what its parts write, and takes over what an earlier version wrote as another user."""
+    """Gives each user the folders that its parts write, and takes over what an earlier version wrote as
+    another user."""
     for name in _OF_SERVICE:
         users.service.folder(data_dir / name)
     for name in _OF_WORKER:

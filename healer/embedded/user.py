@@ -144,7 +144,7 @@ class ServerUser:
 
 @dataclass(frozen=True)
 class Users:
-    """Who runs the parts, the worker, and the embedded servers."""
+    """The users of the parts, the worker, and the embedded servers."""
 
     service: ServerUser
     worker: ServerUser

@@ -1,1 +1,1 @@
-"""Its doors: `walk` signals to runs, `command` by people, `drive` a run, `tell` people."""
+"""Entry points: `walk` signals to runs, `command` by people, `drive` a run, `tell` people."""

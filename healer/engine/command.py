@@ -79,7 +79,7 @@ _GOES_BACK = frozenset({RunState.stuck, RunState.waiting})
 
 
 class Site(NamedTuple):
-    """What commands need of a cluster: its ledger, its Slurm, and how to wake its workers."""
+    """What commands need from a cluster: its ledger, its Slurm, and a way to wake its workers."""
 
     ledger: CommandLedger
     scheduler: SlurmReads
@@ -87,7 +87,8 @@ class Site(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A person's command about a run, an incident, a rule or a cluster; `about`: its id or name."""
+    """A person's command about a run, an incident, a rule or a cluster. `about`: the id or name of that
+    object."""
 
     about: str
     by: str
@@ -97,16 +98,16 @@ class Order(NamedTuple):
 
     @property
     def at(self) -> datetime:
-        """Now: the gate's lock may have been waited for since the order was given."""
+        """The present time, not the time of the order: the command may have waited for the gate's lock."""
         return self.clock.now()
 
 
 class Commands:
-    """Commands to the runs of all clusters. They raise GuardRefused, NotFound, Conflict, Forbidden, Invalid,
-    and Unavailable where the database does not answer: then nothing was done.
+    """Commands to the runs of all clusters. They raise GuardRefused, NotFound, Conflict, Forbidden and
+    Invalid, and Unavailable if the database does not answer; in that case nothing was done.
 
-    `people` alone approve; left out: every name is a person's. `provided`: those of an identity provider, by
-    what their groups grant."""
+    Only `people` approve; without a directory every name counts as a person. `provided`: people come from an
+    identity provider, and their groups decide what they may approve."""
 
     def __init__(
         self,
@@ -124,13 +125,13 @@ class Commands:
         }
 
     def preview(self, request: RunRequest) -> Preview:
-        """The plan with live checks; changes nothing. The guards' refusals are in the answer."""
+        """The plan with live checks; changes nothing. Refusals by guards are part of the answer."""
         site, rules, now = self.site(request.cluster), self._rules(), self._clock.now()
         playbook = playbook_of(rules, request)
         with site.ledger.command() as tx:
             facts = with_sweeps(tx, with_begun(tx, tx.read_gate(), rules, now), playbook, rules, now)
             incident = incident_of(tx, request, facts)
-        node, job, jobs = _look(site.scheduler, request, incident)
+        node, job, jobs = _node_and_jobs(site.scheduler, request, incident)
         run = run_to_start(StartRequest(request, playbook, job), incident, now)
         verdict = judge(proposal_to_begin(run, playbook, incident), facts, rules, now)
 
@@ -149,7 +150,7 @@ class Commands:
             restarts=offered_restarts(site.scheduler, run, playbook, judged_restart),
             limits=limits(facts, rules, now),
             slurm=node,
-            not_available=_not_available(site.scheduler, playbook),
+            not_available=_unavailable_steps(site.scheduler, playbook),
         )
 
     def start(self, request: RunRequest) -> Run:
@@ -180,19 +181,20 @@ class Commands:
         restart: Sequence[str] = (),
         until: datetime | None = None,
     ) -> Run:
-        """Forbidden where `by` is no person, may not approve this playbook, or requested the run and a second
-        person is needed. `restart`: jobs on the run's node whose restart `by` consents to. `until`: the
-        `approve_until` of the question that `by` saw; Conflict where the run asks another by now."""
+        """Raises Forbidden if `by` is not a person, may not approve this playbook, or requested the run and a
+        second person is needed. `restart`: jobs on the run's node whose restart `by` consents to. `until`:
+        the `approve_until` of the question that `by` saw; Conflict if the run asks a different question by
+        now."""
         site, rules, agreed = self._site_of(run), self._rules(), dict[str, int]()
         approver = Approver(by, self._people.find(by), self._provided)
-        if restart:  # Slurm is asked before the gate is locked
+        if restart:  # query Slurm before the gate is locked
             with site.ledger.command() as tx:
                 stored = locked_run(tx, run)
             agreed = agreed_restarts(site.scheduler, _book_of(stored, rules), stored.node, restart)
         with _changing(site) as tx:
             order = self._order(run, by, reason, request)
             answer = approve(tx, order, agreed, rules, approver, until)
-        return _woken(site, _or_refused(answer))
+        return _wake_for(site, _or_refused(answer))
 
     def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
         with _changing(self._site_of(run)) as tx:
@@ -203,20 +205,20 @@ class Commands:
             return stop(tx, self._order(run, by, reason, request), RunState.cancelled)
 
     def retry(self, run: str, *, by: str, reason: str, request: str, step: str | None = None) -> Run:
-        """A stuck run goes on at the step where it stopped. With `step`, one that waits or is stuck goes back
-        to that step, and does it and all after it again."""
+        """Continues a stuck run at the step where it stopped. With `step`, a stuck or waiting run goes back
+        to that step and repeats it and all later steps."""
         site = self._site_of(run)
         with _changing(site) as tx:
             retried = retry(tx, self._order(run, by, reason, request), step, self._rules())
-        return _woken(site, retried)
+        return _wake_for(site, retried)
 
     def undo(self, run: str, *, by: str, reason: str, request: str) -> Run:
-        """Undoes what the run did, the last step first, and ends it. A worker that still has the run loses
-        it: the new epoch fences it off."""
+        """Undoes what the run did, last step first, and ends it. The new epoch fences off a worker that still
+        holds the run."""
         site = self._site_of(run)
         with _changing(site) as tx:
             undone = undo(tx, self._order(run, by, reason, request), self._rules())
-        return _woken(site, undone)
+        return _wake_for(site, undone)
 
     def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
         """Open -> half-open. Conflict when it is not open."""
@@ -240,14 +242,15 @@ class Commands:
 
 
 class _Everybody:
-    """Of a simulation: each name is a person."""
+    """The directory of a simulation: every name is a person."""
 
     def find(self, name: str) -> Person:
         return Person(name=name, issuer=LOCAL, subject=name)
 
 
 class Approver(NamedTuple):
-    """Who approves. `person`: as the site knows them; `provided`: it has an identity provider."""
+    """The approver. `person`: their entry in the site's directory; `provided`: the site has an identity
+    provider."""
 
     name: str
     person: Person | None
@@ -262,10 +265,11 @@ def approve(
     approver: Approver,
     until: datetime | None = None,
 ) -> Run | JudgeResult:
-    """The approved run, or the verdict that refused it; that is stored too, so raise after the commit.
+    """The approved run, or the verdict that refused it. The refusal is stored too, so raise only after the
+    commit.
 
-    A run that waits for an approval at one of its steps goes on from there; one that has not begun is judged
-    by the gate. The gate is locked before the run, as the walk does.
+    A run that waits for an approval at one of its steps continues from there; a run that has not begun is
+    judged by the gate. The gate is locked before the run, in the same order as in the walk.
     """
     if not is_person(order.by):
         raise Forbidden(say("engine.accounts_never_approve", name=order.by))
@@ -273,7 +277,7 @@ def approve(
     run, now = locked_run(tx, order.about), order.at
     refused_before = run.state in _STATES_TO_APPROVE and run.approved_by != order.by
     if _is_repeated(tx, order) and not refused_before:
-        return run  # it may wait by now at a step that this order says nothing of
+        return run  # it may be waiting at a later step, which this order does not cover
     step = _step_to_approve(tx, run) if run.state is RunState.waiting else None
     if step is None and run.state not in _STATES_TO_APPROVE:
         return _approved_before(run, order, restart)
@@ -313,7 +317,7 @@ def _begin_approved(tx: CommandTx, run: Run, verdict: JudgeResult, order: Order)
 def _approve_step(tx: CommandTx, run: Run, step: str, order: Order, restart: Mapping[str, int]) -> Run:
     agreement = {"by": order.by} | ({"restart": dict(restart)} if restart else {})
     text = say("engine.approved", who=order.by, reason=order.reason)
-    tx.write(_line(run, step, StepEvent.done, text, order, agreement))
+    tx.write(_person_entry(run, step, StepEvent.done, text, order, agreement))
     return _go_on(tx, run, "run.approved", order)
 
 
@@ -322,21 +326,21 @@ def _is_repeated(tx: CommandTx, order: Order) -> bool:
 
 
 def _approved_before(run: Run, order: Order, restart: Mapping[str, int]) -> Run:
-    """The run for a repeated approval; Conflict where it differs."""
+    """The run for a repeated approval; Conflict if the approval differs from the earlier one."""
     if run.approved_by != order.by:
-        raise Conflict(say("engine.nothing_to_approve", **_named(run)))
+        raise Conflict(say("engine.nothing_to_approve", **_id_and_state(run)))
     if not restart.items() <= run.input.get("restart", {}).items():
-        raise Conflict(say("engine.restart_too_late", **_named(run)))
+        raise Conflict(say("engine.restart_too_late", **_id_and_state(run)))
     return run
 
 
-def _named(run: Run) -> dict[str, str]:
-    """What a refusal says of a run."""
+def _id_and_state(run: Run) -> dict[str, str]:
+    """The run's id and state, for the text of a refusal."""
     return {"run": run.id, "state": say(f"words.run_{run.state}")}
 
 
 def _check_approver(run: Run, playbook: Playbook, approver: Approver, rules: Ruleset) -> None:
-    """Raises Forbidden. The owner of a service account that asked for the run counts as who asked."""
+    """Raises Forbidden. If a service account requested the run, its owner counts as the requester."""
     if not broke_glass(approver.name):
         _check_person(run, approver, rules)
     groups = approver.person.groups if approver.person else ()
@@ -353,20 +357,20 @@ def _check_approver(run: Run, playbook: Playbook, approver: Approver, rules: Rul
 
 
 def cannot_be_undone(playbook: Playbook) -> bool:
-    """Whether who asked for a run never approves it, whatever rules/access.yaml says."""
-    # DOWN that only frees a node needs one person; the gate holds any other DOWN when it is due.
+    """Whether the requester may never approve the run, whatever rules/access.yaml allows."""
+    # DOWN that only frees a node needs one person; the gate checks any other DOWN when the run gets there.
     never_alone = IRREVERSIBLE_VERBS - {Verb.down}
     return any(step.do in never_alone for step in playbook.steps)
 
 
 def _may_have_asked(asker: str, approver: str) -> bool:
-    """Whether who approves may be the person who asked: who broke the glass may be anybody."""
+    """Whether the approver may be the person who asked. A break-glass user could be anyone."""
     return asker == approver or (asker != "healer" and count_people((asker, approver)) < 2)
 
 
 def _check_person(run: Run, approver: Approver, rules: Ruleset) -> None:
-    """Raises Forbidden for who is no person, and where an identity provider's groups do not grant it. What a
-    person of this site may do says the role, which the API has asked for."""
+    """Raises Forbidden if the approver is not a person of the site, or if the identity provider's groups do
+    not grant it. The API has already checked the role of a local person."""
     person = approver.person
     if not approver.provided:
         if person is None:
@@ -385,7 +389,7 @@ def _check_person(run: Run, approver: Approver, rules: Ruleset) -> None:
 
 
 def _step_to_approve(tx: CommandTx, run: Run) -> str | None:
-    """The step at which the run waits for an approval."""
+    """The step at which the run waits for an approval; None if it waits for none."""
     log = tx.log(run.id)
     last = log[-1] if log else None
     waits = last is not None and last.event is StepEvent.waiting and last.data.get("approval")
@@ -400,9 +404,9 @@ def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
     if run.state is state:
         return run
     if run.state in ENDED_RUN_STATES:
-        raise Conflict(say("engine.run_ended", **_named(run)))
+        raise Conflict(say("engine.run_ended", **_id_and_state(run)))
     if state is RunState.rejected and run.state not in _STATES_TO_APPROVE:
-        raise Conflict(say("engine.cancel_instead", **_named(run)))
+        raise Conflict(say("engine.cancel_instead", **_id_and_state(run)))
     verb = f"run.{state}"
     stored = tx.set_run_state(run.id, state, why=order.reason, at=order.at)
     _audit_run(tx, stored, verb, order)
@@ -423,16 +427,16 @@ def retry(tx: CommandTx, order: Order, step: str | None, rules: Ruleset) -> Run:
         # Of several jobs one may be stuck while the log's last entry is about another.
         keys = stuck_keys(_book_of(run, rules), tx.log(run.id), order.at)
     else:
-        raise Conflict(say("engine.not_stuck", **_named(run)))
+        raise Conflict(say("engine.not_stuck", **_id_and_state(run)))
     text = say("engine.by_person", who=order.by, reason=order.reason)
     for key in keys:
-        tx.write(_line(run, key, StepEvent.retry, text, order))
+        tx.write(_person_entry(run, key, StepEvent.retry, text, order))
     return _go_on(tx, run, "run.retried", order)
 
 
 def _steps_from(tx: CommandTx, run: Run, step: str, rules: Ruleset) -> list[str]:
     if run.state not in _GOES_BACK:
-        raise Conflict(say("engine.cannot_go_back", **_named(run)))
+        raise Conflict(say("engine.cannot_go_back", **_id_and_state(run)))
     log = tx.log(run.id)
     if any(entry.step == UNDO for entry in log):
         raise Conflict(say("engine.taken_back_now", run=run.id))
@@ -452,11 +456,11 @@ def undo(tx: CommandTx, order: Order, rules: Ruleset) -> Run:
     if any(entry.step == UNDO for entry in log):
         return run
     if run.state in ENDED_RUN_STATES:
-        raise Conflict(say("engine.ended_not_undone", **_named(run)))
+        raise Conflict(say("engine.ended_not_undone", **_id_and_state(run)))
     if not parts_to_undo(_book_of(run, rules), log):
         raise Conflict(say("engine.changed_nothing", run=run.id))
     text = say("engine.by_person", who=order.by, reason=order.reason)
-    tx.write(_line(run, UNDO, StepEvent.done, text, order, {"by": order.by}))
+    tx.write(_person_entry(run, UNDO, StepEvent.done, text, order, {"by": order.by}))
     return _go_on(tx, run, "run.undo", order)
 
 
@@ -487,7 +491,7 @@ def _book_of(run: Run, rules: Ruleset) -> Playbook:
 
 
 def playbook_of(rules: Ruleset, request: RunRequest) -> Playbook:
-    """Raises NotFound, and Invalid where the request names another target than the playbook has."""
+    """Raises NotFound, or Invalid if the request names a target of the wrong kind for the playbook."""
     playbook = rules.playbooks.get(request.playbook)
     if playbook is None:
         names = ", ".join(sorted(rules.playbooks))
@@ -500,7 +504,7 @@ def playbook_of(rules: Ruleset, request: RunRequest) -> Playbook:
     return playbook
 
 
-def _look(
+def _node_and_jobs(
     scheduler: SlurmReads, request: RunRequest, incident: Incident | None
 ) -> tuple[SlurmNode | None, SlurmJob | None, list[SlurmJob]]:
     """The node and the job that the request names, and the jobs that it would hit. Raises Conflict."""
@@ -516,8 +520,8 @@ def _look(
         raise Conflict(say("engine.slurm_says", error=said_by(error))) from error
 
 
-def _not_available(scheduler: SlurmReads, playbook: Playbook) -> dict[str, str]:
-    """Step -> why the adapters of this Slurm cannot do it; empty where Slurm does not answer."""
+def _unavailable_steps(scheduler: SlurmReads, playbook: Playbook) -> dict[str, str]:
+    """Step -> why this Slurm's adapters cannot do it; empty if Slurm does not answer."""
     try:
         lacks = scheduler.unavailable()
     except SchedulerError:
@@ -532,7 +536,7 @@ def _not_available(scheduler: SlurmReads, playbook: Playbook) -> dict[str, str]:
 
 @contextmanager
 def _changing(site: Site) -> Iterator[CommandTx]:
-    """One transaction. Conflict where another run works on the node of a run that would go on."""
+    """One transaction. Raises Conflict if another run works on the node of a run that would continue."""
     try:
         with site.ledger.command() as tx:
             yield tx
@@ -547,8 +551,8 @@ def _or_refused(answer: Run | JudgeResult) -> Run:
     raise GuardRefused(answer.answer)
 
 
-def _woken(site: Site, run: Run) -> Run:
-    """Wakes the workers if the run goes on; returns the run."""
+def _wake_for(site: Site, run: Run) -> Run:
+    """Wakes the workers if the run continues; returns the run."""
     _wake(site, [run])
     return run
 
@@ -560,10 +564,10 @@ def _wake(site: Site, results: Sequence[object]) -> None:
         site.poke(due)
 
 
-def _line(
+def _person_entry(
     run: Run, step: str, event: StepEvent, text: Said, order: Order, data: dict[str, Any] | None = None
 ) -> LogEntry:
-    """A person's entry in the run's log; its epoch fences off the worker that has the run now."""
+    """A person's entry in the run's log; its new epoch fences off the worker that holds the run."""
     return LogEntry(
         run=run.id, at=order.at, epoch=run.epoch + 1, step=step, event=event, text=text, data=data or {}
     )

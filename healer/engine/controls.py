@@ -31,15 +31,16 @@ from healer.ports.service_accounts import is_person
 from healer.telling.news import demotion_message, flood_message
 from healer.text import quoted, say
 
-#: Who sets a mode that falls back by itself.
+#: The author of a mode that healer itself has lowered.
 HEALER = "healer"
 
 
 class Controls:
-    """Raises NotFound, Conflict, and Unavailable where the database does not answer: then nothing was done.
+    """Raises NotFound, Conflict, and Unavailable if the database does not answer; in that case nothing was
+    done.
 
-    Of several clusters the ledger is that of the first: it takes the records of what belongs to no cluster.
-    A pause of all is in the audit of each of `clusters`.
+    With several clusters, the ledger is that of the first one, and also takes records that belong to no
+    cluster. A pause of all clusters is audited in each of `clusters`.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Controls:
         self._clusters = clusters or (ledger.cluster,)
 
     def pause(self, pause: Pause, *, request: str) -> Pause:
-        """The same request again answers with the pause that it made."""
+        """Stores the pause. A repeat of the request returns the pause that the first one made."""
         with self._ledger.command() as tx:
             if not tx.add_pause(pause):
                 return tx.pause(pause.id) or pause
@@ -78,12 +79,12 @@ class Controls:
             return earlier
 
     def ended_pause(self, pause: str, *, request: str) -> Pause | None:
-        """What the first try of this request has ended, if it has."""
+        """The pause that an earlier try of this request ended; None if there was no such try."""
         with self._ledger.command() as tx:
             return _ended_before(tx, pause, request)
 
     def learn(self, reference: Reference, *, reason: str, request: str) -> None:
-        """Stores the reference in place of the one of its kind."""
+        """Stores the reference, in place of the present one of its kind."""
         subject = f"reference/{reference.kind}"
         data = {"reason": reason, "node": reference.node, "facts": reference.facts, "request": request}
         with self._ledger.command() as tx:
@@ -105,8 +106,8 @@ class Controls:
                 )
 
     def set_mode(self, rule: Rule, mode: Mode, *, by: str, reason: str, request: str) -> None:
-        """Sets the rule's mode while healer runs. Conflict where auto is not earned; the return to the mode
-        of the files needs no proof, unless healer itself took auto away, or would do so now."""
+        """Sets the rule's mode at run time. Raises Conflict if auto is not earned. Going back to the mode in
+        the files needs no proof, unless healer itself took auto away or would do so now."""
         rules = self._rules()
         earn = rules.guards.earn
         with self._ledger.command() as tx:
@@ -116,7 +117,8 @@ class Controls:
             if mode is Mode.auto:
                 back = rules.mode_of(rule) is Mode.auto and (before is None or before[1] != HEALER)
                 proof = tx.proof(rule.name, earn.incidents, texts=rules.texts)
-                # Whatever was set since: a rule that would lose auto at its next review does not get it back.
+                # Even if a person set another mode since, a rule that would lose auto at its next review does
+                # not get it back.
                 fell = demotion_reason(mode, proof, earn) is not None
                 why = promotion_obstacle(proof, earn) if fell or not back else None
                 if why is not None:
@@ -125,12 +127,13 @@ class Controls:
             store_mode(tx, self._ledger.cluster, order, before[0] if before else None, mode)
 
     def audit(self, record: AuditRecord) -> None:
-        """Stores a record of what the API itself decides: refusals, downloads of evidence."""
+        """Stores a record of something that the API itself decides: refusals, downloads of evidence."""
         with self._ledger.command() as tx:
             tx.audit(record)
 
     def report_flood(self, addresses: Sequence[str], refused: int) -> None:
-        """Notifies people of addresses whose credentials are refused for long: once an hour."""
+        """Notifies people, at most once an hour, of addresses whose credentials have been refused for a long
+        time."""
         cluster, now = self._ledger.cluster, self._clock.now()
         message = flood_message(cluster, addresses, refused, now)
         data = {"addresses": [*addresses], "refused": refused}
@@ -144,17 +147,18 @@ def _ended_before(tx: CommandTx, pause: str, request: str) -> Pause | None:
 
 
 def store_mode(tx: CommandTx, cluster: str, order: Order, before: Mode | None, mode: Mode) -> None:
-    """Sets the mode of the rule that the order is about. `before`: what was set while healer ran, if any."""
+    """Sets the mode of the rule that the order is about. `before`: the mode set at run time before, if
+    any."""
     tx.save_rule_mode(order.about, mode, by=order.by, reason=order.reason, at=order.at)
     modes = {"mode": mode.value, "before": before.value if before else None}
     why, rule = {"reason": order.reason, "request": order.request}, f"rule/{order.about}"
     tx.audit(audit_record(cluster, order.at, order.by, "rule.mode_set", rule, **modes, **why))
 
 
-# --- incidents: only the detector changes one, and an accepted command waits in its inbox
+# --- incidents: only the detector changes them, so an accepted command waits in its inbox
 
 
-#: The audit's verb of each command.
+#: The audit verb of each command.
 _VERBS = {
     CommandKind.acknowledge: "incident.acknowledged",
     CommandKind.assign: "incident.assigned",
@@ -164,52 +168,55 @@ _VERBS = {
     CommandKind.split: "incident.split_asked",
     CommandKind.review: "incident.reviewed",
 }
-#: The row of a command that was taken, and whose row may be deleted by now.
+#: Returned in place of the row of a command that the detector has taken, which may be deleted by now.
 TAKEN = -1
-#: Judges a command on the present incident, and returns the data that the detector needs.
+#: Checks a command against the present incident, and returns the data that the detector needs.
 _Judge = Callable[[CommandTx, Incident], dict[str, Any]]
 
 
 class IncidentCommands:
-    """Raises NotFound, Conflict and Invalid, and Unavailable where the database does not answer: then nothing
-    was done.
+    """Raises NotFound, Conflict and Invalid, and Unavailable if the database does not answer; in that case
+    nothing was done.
 
-    Each command returns the row of the detector's inbox; `consumed` says whether the detector has taken it.
+    Each command returns its row in the detector's inbox; `consumed` says whether the detector has taken it.
     """
 
     def __init__(self, ledger: CommandLedger, rules: Callable[[], Ruleset], clock: Clock) -> None:
         self._ledger, self._rules, self._clock = ledger, rules, clock
 
     def acknowledge(self, incident: str, *, by: str, reason: str, request: str) -> int:
-        return self._give(CommandKind.acknowledge, self._order(incident, by, reason, request))
+        return self._queue_command(CommandKind.acknowledge, self._order(incident, by, reason, request))
 
     def assign(self, incident: str, *, to: str, by: str, reason: str, request: str) -> int:
-        """Another person looks after it from now on."""
+        """Assigns the incident to another person."""
         if not is_person(to):
             raise Invalid("to", say("engine.assigned_to_account", name=to))
 
         def judge(tx: CommandTx, current: Incident) -> dict[str, Any]:
             return _is_open(tx, current) | {"to": to}
 
-        return self._give(CommandKind.assign, self._order(incident, by, reason, request), judge)
+        return self._queue_command(CommandKind.assign, self._order(incident, by, reason, request), judge)
 
     def resolve(self, incident: str, *, by: str, reason: str, request: str) -> int:
-        """Ends the incident. The detector cancels a run that works on it."""
-        return self._give(CommandKind.resolve, self._order(incident, by, reason, request), _is_open)
+        """Ends the incident. The detector cancels its active run."""
+        return self._queue_command(CommandKind.resolve, self._order(incident, by, reason, request), _is_open)
 
     def reopen(self, incident: str, *, by: str, reason: str, request: str) -> int:
-        return self._give(CommandKind.reopen, self._order(incident, by, reason, request), _may_reopen)
+        return self._queue_command(
+            CommandKind.reopen, self._order(incident, by, reason, request), _may_reopen
+        )
 
     def merge(self, incident: str, *, into: str, by: str, reason: str, request: str) -> int:
-        """Ends the incident as a part of `into`."""
+        """Ends the incident as a part of the incident `into`."""
 
         def judge(tx: CommandTx, current: Incident) -> dict[str, Any]:
             return _may_merge(current, _incident(tx, into))
 
-        return self._give(CommandKind.merge, self._order(incident, by, reason, request), judge)
+        return self._queue_command(CommandKind.merge, self._order(incident, by, reason, request), judge)
 
     def split(self, incident: str, *, parts: Sequence[str] | None, by: str, reason: str, request: str) -> int:
-        """Takes apart again what was merged into it: all, or the `parts` (ids or their beginnings)."""
+        """Splits off what was merged into the incident: all of it, or the given `parts` (ids or their
+        beginnings)."""
 
         def judge(tx: CommandTx, current: Incident) -> dict[str, Any]:
             merged = [part.id for part in tx.merged_into(current.id)]
@@ -218,13 +225,13 @@ class IncidentCommands:
             wanted = merged if parts is None else [_named(merged, name) for name in parts]
             return {"incidents": list(dict.fromkeys(wanted))}
 
-        return self._give(CommandKind.split, self._order(incident, by, reason, request), judge)
+        return self._queue_command(CommandKind.split, self._order(incident, by, reason, request), judge)
 
     def review(
         self, incident: str, *, review: Review, cause: str | None, by: str, reason: str, request: str
     ) -> int:
-        """Whether it was a true fault. A rule in auto that is wrong too often falls back to approve, and
-        people are paged: the detector has not stored the review yet, so it is counted here."""
+        """Stores whether the incident was a true fault. A rule in auto that is wrong too often falls back to
+        approve, and people are paged. The detector has not stored this review yet, so it is counted here."""
 
         order = self._order(incident, by, reason, request)
         data = {"review": review.value} | ({"cause": cause} if cause else {})
@@ -232,7 +239,7 @@ class IncidentCommands:
         def fall_back(tx: CommandTx, current: Incident) -> None:
             self._judge_mode(tx, current, review, request)
 
-        return self._give(CommandKind.review, order, lambda tx, incident: data, then=fall_back)
+        return self._queue_command(CommandKind.review, order, lambda tx, incident: data, then=fall_back)
 
     def note(self, incident: str, text: str, *, by: str, request: str) -> None:
         """Adds a person's words to the incident."""
@@ -250,7 +257,7 @@ class IncidentCommands:
     def _order(self, incident: str, by: str, reason: str, request: str) -> Order:
         return Order(incident, by, reason, request, self._clock)
 
-    def _give(
+    def _queue_command(
         self,
         kind: CommandKind,
         order: Order,
@@ -265,7 +272,7 @@ class IncidentCommands:
             except (Conflict, Invalid):
                 if not repeated:
                     raise
-                return TAKEN  # the first try of this request has made the incident what it is
+                return TAKEN  # an earlier try of this request had this effect
             if not repeated:
                 _audit_incident(tx, current, order, _VERBS[kind], {"reason": order.reason, **data})
                 if then is not None:

@@ -1,4 +1,4 @@
-"""Decides every open incident, under the gate's lock, and sets going the runs that follow from it."""
+"""Decides on every open incident under the gate's lock, and starts the resulting runs."""
 
 import re
 from collections.abc import Sequence
@@ -75,7 +75,8 @@ PAGE_AFTER = timedelta(seconds=10)
 
 
 def lock_gate_if_needed(walk: Walk, commands: Sequence[Command], findings: Sequence[Finding]) -> None:
-    """Takes the gate before any run's row, as people's commands do, if this walk may touch either."""
+    """Takes the gate's lock if this walk may touch the gate or a run. The gate is locked before any run's
+    row, in the same order as for people's commands."""
     wanting = any(_wants_gate(walk, incident) for incident in walk.open_incidents()) or kept_off(
         walk.picture.slurm
     )
@@ -88,30 +89,31 @@ def lock_gate_if_needed(walk: Walk, commands: Sequence[Command], findings: Seque
 
 
 def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
-    """Decides every open incident, where the gate's lock is held because one of them may want an action."""
+    """Decides on every open incident. Does nothing if the gate is not locked: then no incident may want an
+    action."""
     if walk.facts is None:
         return
     runs = walk.runs = {run.id: run for run in walk.tx.active_runs()}
     if begun := [run for run in runs.values() if run.state is RunState.running]:
         walk.facts = count_begun(walk.gate, begun, walk.work.by_id.get, walk.rules, walk.now)
     settle_vetoes_and_breaker(walk)
-    if _relays_speak(walk):
+    if _any_relayed(walk):
         hold_suspects(walk)
     unfold_released(walk)
-    asked = begin_looks(walk) if _relays_speak(walk) else frozenset[str]()
+    asked = begin_looks(walk) if _any_relayed(walk) else frozenset[str]()
     walk.started += begin_releases(walk)
     walk.started += begin_sweeps(walk)
     drained, at_work = healer_drains(walk.picture), list(runs.values())
     take_findings(walk.work, forgotten_drains(drained, walk.gate, at_work, walk.open_incidents(), walk.now))
     with_commands = walk.tx.incidents_with_commands(batch)
     for listed in by_urgency(walk.open_incidents(), walk.picture.slurm):
-        incident = walk.work.by_id[listed.id]  # one before it may have changed it
+        incident = walk.work.by_id[listed.id]  # an earlier iteration may have changed it
         rule = walk.rules.by_name.get(incident.rule)
         if (
             rule is None
             or not incident.is_open
             or incident.stopped_by is not None
-            or incident.folded  # its parts were decided: they wait for the breaker
+            or incident.folded  # its parts have been decided on and wait for the breaker
             or incident.id in with_commands
         ):
             continue
@@ -122,13 +124,13 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
         if active is None and _is_done(walk, incident):
             continue
         if incident.id in asked and (active is None or (active.state in ASKING and not active.approved_by)):
-            continue  # its node is being asked whether it is so
+            continue  # the second look at its node has not answered yet
         end_milder_run(walk, incident, rule)
         decision = decide(incident, rule, walk.gate, walk.rules, walk.now, active)
         if decision is not None:
-            _carry_out(walk, incident, rule, decision, active)
+            _apply_decision(walk, incident, rule, decision, active)
         elif active is not None and not active.shadow:
-            _note_under_way(walk, incident, active)
+            _set_urgency_by_run(walk, incident, active)
     walk.started += begin_requeues(walk)
     for run in list(runs.values()):
         if run.id in runs:
@@ -137,12 +139,12 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     fold_held(walk)
 
 
-def _relays_speak(walk: Walk) -> bool:
+def _any_relayed(walk: Walk) -> bool:
     return any(incident.is_relayed for incident in walk.open_incidents())
 
 
 def _is_done(walk: Walk, incident: Incident) -> bool:
-    """Its playbook is done, and the incident was not reopened since."""
+    """Its playbook is done, and the incident has not been reopened since."""
     run = walk.tx.run(incident.run) if incident.run else None
     return run is not None and run.state is RunState.done and not run.shadow
 
@@ -153,8 +155,10 @@ def _wants_gate(walk: Walk, incident: Incident) -> bool:
     return acts or bool(incident.folded) or Remedy.ticket in incident.remedy
 
 
-def _carry_out(walk: Walk, incident: Incident, rule: Rule, decision: Decision, active: Run | None) -> None:
-    """Stores a new decision and its consequences: a run, the state of the incident."""
+def _apply_decision(
+    walk: Walk, incident: Incident, rule: Rule, decision: Decision, active: Run | None
+) -> None:
+    """Stores a new decision and its effects: a run, and the state of the incident."""
     run = _run_for(walk, incident, rule, decision, active)
     new = run is not None and active is None and run.id != incident.run
     if new or active is not None:
@@ -177,16 +181,16 @@ def _carry_out(walk: Walk, incident: Incident, rule: Rule, decision: Decision, a
         decision_key=key,
         state=IncidentState.mitigating if acting and not waits else incident.state,
     )
-    _note_urgency(walk, incident, changed, decision)
+    _set_urgency(walk, incident, changed, decision)
 
 
-def _note_under_way(walk: Walk, incident: Incident, run: Run) -> None:
-    """A run that got stuck is as urgent as one that a guard holds; one that goes on is not."""
+def _set_urgency_by_run(walk: Walk, incident: Incident, run: Run) -> None:
+    """A stuck run makes its incident as urgent as a run that a guard holds; a run that continues does not."""
     if run.question is None:
-        _note_urgency(walk, incident, incident, None)
+        _set_urgency(walk, incident, incident, None)
         return
     how = "stuck" if run.state is RunState.stuck else "held"
-    # Stuck, or begun and then held at the worker by a pause, the breaker or an old picture.
+    # The run is stuck, or the worker holds it for a pause, the breaker or a stale snapshot.
     stuck = Decision(
         at=walk.now,
         cluster=incident.cluster,
@@ -196,14 +200,14 @@ def _note_under_way(walk: Walk, incident: Incident, run: Run) -> None:
         why=say(f"engine.how_{how}", text=run.question),
         run=run.id,
     )
-    _note_urgency(walk, incident, incident, stuck)
+    _set_urgency(walk, incident, incident, stuck)
 
 
-def _note_urgency(walk: Walk, before: Incident, incident: Incident, decision: Decision | None) -> None:
-    """Sets how urgent the incident is by the decision; None: its run goes on. `before`: the incident without
-    it.
+def _set_urgency(walk: Walk, before: Incident, incident: Incident, decision: Decision | None) -> None:
+    """Sets the incident's urgency from the decision. None: its run continues. `before`: the incident as it
+    was before the decision.
 
-    A P0 that lasts pages a person, unless the page of the storm already did.
+    A P0 that lasts pages a person, unless the storm's own page already did.
     """
     severity = severity_of(before, decision, walk.gate)
     bad = decision is not None and is_known_bad_in_service(before, decision, walk.gate)
@@ -224,7 +228,7 @@ def _note_urgency(walk: Walk, before: Incident, incident: Incident, decision: De
 def _run_for(
     walk: Walk, incident: Incident, rule: Rule, decision: Decision, active: Run | None
 ) -> Run | None:
-    """The run that this decision leads to, in the state it must have; None where there is none."""
+    """The run that this decision leads to, in its new state; None if there is none."""
     if decision.outcome in {Outcome.nothing, Outcome.refused} or rule.playbook is None:
         if active is not None:
             walk.tx.set_run_state(active.id, RunState.rejected, why=decision.why, at=walk.now)
@@ -234,7 +238,7 @@ def _run_for(
     mode = decision.proposal.mode if decision.proposal else walk.rules.mode_of(rule)
     state, shadow = run_state_of(decision, mode)
     if active is not None and shadow:
-        # The rule is in shadow now: a run that waited for permission must not act.
+        # The rule is in shadow now, so a run that waited for permission must not act.
         walk.tx.set_run_state(active.id, RunState.rejected, why=decision.why, at=walk.now)
         return None
     if active is not None:
@@ -243,7 +247,7 @@ def _run_for(
     return new_run(incident, rule.playbook, decision, mode, alongside=alongside)
 
 
-# --- runs that have taken nothing yet: they begin, leave their node to a worse fault, or go on waiting
+# --- runs that hold no node yet: they begin, make way for a worse fault, or keep waiting
 
 
 def _is_untouched(walk: Walk, run: Run) -> bool:
@@ -252,7 +256,7 @@ def _is_untouched(walk: Walk, run: Run) -> bool:
 
 
 def end_untouched(walk: Walk, run: Run, state: RunState, why: Said) -> None:
-    """Ends a run that has taken nothing; its incident is as if nothing had worked on it."""
+    """Ends a run that has not taken its node; its incident is treated as if it never had the run."""
     walk.tx.set_run_state(run.id, state, why=why, at=walk.now)
     del walk.runs[run.id]
     incident = walk.work.by_id.get(run.incident or "")
@@ -265,7 +269,7 @@ def end_untouched(walk: Walk, run: Run, state: RunState, why: Said) -> None:
 
 
 def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bool:
-    """The rule may do less by itself than when the run began to wait."""
+    """The rule's present mode allows less than when the run began to wait."""
     playbook = walk.rules.playbooks.get(run.playbook)
     if run.by != "healer" or playbook is None or not _is_untouched(walk, run):
         return False
@@ -276,7 +280,8 @@ def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bo
 
 
 def end_milder_run(walk: Walk, incident: Incident, rule: Rule) -> None:
-    """Ends a waiting run that is in the way: a fatal fault waits for none, and no fault for a plan."""
+    """Ends a waiting run that blocks the node: a fatal fault waits for no milder run, and no fault waits for
+    a plan."""
     other = walk.runs.get(walk.gate.running.get(incident.root.node or "", ""))
     fatal = incident.fault_class is FaultClass.fatal
     if other is None or other.id == incident.run:
@@ -305,11 +310,11 @@ def _is_plan(walk: Walk, name: str | None) -> bool:
 
 
 def start_when_allowed(walk: Walk, run: Run) -> None:
-    """Begins a person's run that a guard held once it may; messages people about a late approval."""
+    """Starts a person's held run as soon as the guards allow it; pages people about an overdue approval."""
     waits = run.state in {RunState.waiting_approval, RunState.waiting}
     if waits and run.approve_until and run.approve_until < walk.now:
         walk.tx.queue_message(approval_page(run))
-    _wake(walk, run)
+    _wake_if_due(walk, run)
     playbook = walk.rules.playbooks.get(run.playbook)
     if run.state is not RunState.held or run.by == "healer" or playbook is None:
         return
@@ -320,7 +325,8 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
     taken = at_work is not None and (other is None or not _is_untouched(walk, other))
     if verdict.outcome is Outcome.held or taken:
         why = say("engine.run_works", node=run.node) if taken else verdict.why
-        if _words(why) != _words(run.question or ""):  # another guard; changed figures alone are not stored
+        # A different guard is stored, changed figures alone are not.
+        if _without_figures(why) != _without_figures(run.question or ""):
             walk.tx.set_run_state(run.id, run.state, why=why, at=walk.now, question=why)
         return
     decision = decision_of(proposal, verdict, walk.now)
@@ -343,11 +349,12 @@ VALIDATE = "validate"
 
 
 def validate_cleared(walk: Walk, waiting: Run) -> None:
-    """Tests a node that waits for its repair by a person although its fault is known to be over: the driver
-    has withdrawn its request, or a reboot has completed the row remap. What passes its tests returns.
-    Only a sign since the run began to wait counts: it has judged by its own tests what came before.
+    """Tests a node that still waits for a person's repair although its fault is known to be over: the driver
+    has withdrawn its request, or a reboot has completed the row remap. A node that passes its tests returns.
+    Only evidence since the run began to wait counts, because the run's own tests have judged anything
+    earlier.
 
-    An incident that a person has acknowledged is theirs.
+    An incident that a person has acknowledged is left to that person.
     """
     incident, playbook = walk.work.by_id.get(waiting.incident or ""), walk.rules.playbooks.get(VALIDATE)
     if incident is None or playbook is None or incident.run != waiting.id or not _waits_for_repair(waiting):
@@ -360,7 +367,7 @@ def validate_cleared(walk: Walk, waiting: Run) -> None:
     if any(entry.run == waiting.id and entry.at >= cleared.at for entry in walk.tx.steps_of(incident)):
         return
     run = Run(
-        id=run_id(f"{incident.id}|{VALIDATE}|{incident.evidence_count}"),  # once for what was reported so far
+        id=run_id(f"{incident.id}|{VALIDATE}|{incident.evidence_count}"),  # once for the evidence so far
         cluster=waiting.cluster,
         playbook=VALIDATE,
         state=RunState.running,
@@ -388,13 +395,13 @@ def validate_cleared(walk: Walk, waiting: Run) -> None:
 
 
 def _waits_for_repair(run: Run) -> bool:
-    """It waits for a person, and not for an approval."""
+    """The run waits for a person's repair, not for an approval."""
     healers = run.by == "healer" and not run.shadow and run.node is not None
     return healers and run.state is RunState.waiting and run.wake_at is None and run.approve_until is None
 
 
-def _wake(walk: Walk, run: Run) -> None:
-    """The wait of a repair on a drained node is over, and nothing else works there."""
+def _wake_if_due(walk: Walk, run: Run) -> None:
+    """Continues a run whose wait on a drained node is over, if no other run works there."""
     if run.state is not RunState.waiting or run.wake_at is None or run.wake_at > walk.now or run.node is None:
         return
     if run.node in walk.gate.running:
@@ -422,20 +429,20 @@ def begin_run(walk: Walk, run: Run | None, active: Run | None, decision: Decisio
         return
     walk.facts = msgspec.structs.replace(walk.gate, running={**walk.gate.running, run.node: run.id})
     if decision.proposal.verb not in SLOT_VERBS or decision.proposal.begins:
-        return  # it takes the node later, or not at all, and is judged then
-    # The worker grants the slot, with the first step that takes the node.
+        return  # it takes the node later or not at all, and is judged at that point
+    # The worker grants the slot, at the first step that takes the node.
     walk.facts = after_grant(walk.gate, decision.proposal, run.id, walk.now)
 
 
-def _words(why: str) -> str:
+def _without_figures(why: str) -> str:
     return re.sub(r"\d+(\.\d+)?", "", why)
 
 
-# --- waves and the breaker: what it holds is folded into its wave, and unfolded after a reset
+# --- waves and the breaker: held incidents are folded into their wave, and unfolded after a reset
 
 
 def fold_held(walk: Walk) -> None:
-    """What the breaker holds now is folded into its wave."""
+    """Folds incidents that the breaker holds into their wave."""
     if walk.gate.breaker.state is not BreakerState.open:
         return
     for wave in list(waves_that_act(walk.work)):
@@ -447,7 +454,8 @@ def fold_held(walk: Walk) -> None:
 
 
 def unfold_released(walk: Walk) -> None:
-    """After a person's reset: half-open one of a wave, for the canary; closed all of them."""
+    """After a person's reset: unfolds one incident per wave for the canary while half-open, and all of them
+    once closed."""
     if walk.gate.breaker.state is BreakerState.open:
         return
     for wave in [wave for wave in waves_that_act(walk.work) if wave.folded]:

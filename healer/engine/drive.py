@@ -1,8 +1,8 @@
-"""The loop that drives one run: claim, advance, do, read back, log. It may die at any line.
+"""The loop that drives one run: claim, advance, do, read back, log. The process may die at any line.
 
-`started` is committed before an effect, `done` after it was read back, together with its consequences (the
-released slot, the detector's news). A run that was left in between is taken up by the next worker, which
-looks first. Entries of steps that only look are committed with the next write.
+`started` is committed before an effect. `done` is committed after the effect was read back, together with its
+consequences (the released slot, the detector's news). If a run was interrupted in between, the next worker
+checks the state first. Entries of read-only steps are committed with the next write.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +95,7 @@ from healer.text import NO_WORDS, Said, quoted, said_by, say, unstopped
 
 log = structlog.get_logger()
 
-#: A node that could not be asked is asked again then.
+#: How long to wait before checking an unreachable node again.
 CHECK_AGAIN = timedelta(minutes=1)
 
 _EVENT = {
@@ -118,18 +118,18 @@ class Driver:
         checkpoint: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.ledger, self.rules, self.tools = ledger, rules, tools
-        #: Called with the name of each place where a crash would matter; tests kill the process there.
+        #: Called with the name of each critical place in the code; tests kill the process there.
         self.checkpoint = checkpoint
 
     def drive(self, run: str) -> None:
-        """Drives the run as far as possible. Returns when it waits, ended, got stuck, or has another
-        worker."""
+        """Drives the run as far as possible. Returns when the run waits, has ended, is stuck, or belongs to
+        another worker."""
         try:
             with self.ledger.claim(run) as claim:
                 if claim is not None:
                     self._drive(claim)
         except (LeaseLost, LedgerAway) as error:
-            log.warning("run released", run=run, why=str(error))  # the sweep brings it back
+            log.warning("run released", run=run, why=str(error))  # the sweep picks it up again
 
     def _drive(self, claim: RunClaim) -> None:
         rules, name = self.rules(), claim.run.playbook
@@ -151,7 +151,7 @@ class Driver:
 
 
 class _Drive:
-    """One run under its claim, by the present rules. `entries`: its log so far."""
+    """One run under its claim, with the present rules. `entries`: its log so far."""
 
     def __init__(self, driver: Driver, claim: RunClaim, rules: Ruleset, playbook: Playbook) -> None:
         self.claim, self.run, self.rules, self.playbook = claim, claim.run, rules, playbook
@@ -164,14 +164,15 @@ class _Drive:
             validation=rules.validation,
         )
         self.entries = claim.log()
-        #: As just read for the run's facts; the step that follows at once needs no other look.
+        #: The incident as just read for the run's facts, so that the step that follows need not read it
+        #: again.
         self.seen: Incident | None = None
 
     def go(self) -> None:
         entries = self.entries
         if not entries and self.run.by != "healer":
             news = _news(self.run, RunState.running, self.now())
-            if news is not None:  # the detector knows what healer itself started
+            if news is not None:  # the detector already knows runs that healer started itself
                 self.claim.send_command(news)
         before = len(entries)
         while True:
@@ -180,12 +181,12 @@ class _Drive:
                 case Do():
                     entries.append(self._do(intent))
                 case Skip():
-                    entries.append(self._keep(intent.key, StepEvent.skipped, intent.why))
+                    entries.append(self._log(intent.key, StepEvent.skipped, intent.why))
                 case RecordFacts():
-                    entries.append(self._know())
+                    entries.append(self._log_facts())
                 case Undo():
                     entries.append(self._undo(intent))
-                case Sleep() | Ask() if self.run.shadow and (would := _would(intent)):
+                case Sleep() | Ask() if self.run.shadow and (would := _shadow_end(intent)):
                     self._end(RunState.done, would)
                     return
                 case Sleep():
@@ -193,11 +194,11 @@ class _Drive:
                         self._check_claim(intent)
                     waits = intent.until is None or self._waits_drained(intent)
                     if waits or has_drained(entries[before:]):
-                        self._note("waiting" if waits else "running")
+                        self._write_note("waiting" if waits else "running")
                     self._sleep(intent)
                     return
                 case Ask():
-                    self._note("stuck")
+                    self._write_note("stuck")
                     news = _news(self.run, RunState.stuck, self.now(), entries)
                     question = intent.question
                     self.claim.set_state(RunState.stuck, why=question, question=question, command=news)
@@ -207,7 +208,8 @@ class _Drive:
                     return
 
     def _sleep(self, intent: Sleep) -> None:
-        """A wait for a moment keeps the node; one for a person may be taken over by that person's run."""
+        """A wait with an end keeps the node; while a run waits for a person, that person's own run may take
+        the node over."""
         last = last_of(self.entries, intent.key)
         if intent.until is None:
             asked_at = last.at if last is not None and last.data.get("approval") else None
@@ -223,18 +225,19 @@ class _Drive:
         if self._waits_drained(intent) and not held:
             self.claim.set_state(RunState.waiting, why=intent.why, wake_at=intent.until)
             return
-        question = intent.why if held else None  # a hold of a guard is shown, and paged like any hold
+        question = intent.why if held else None  # shown and paged like any hold by a guard
         wake_at = min(intent.until, self.now() + NAP)
         self.claim.set_state(RunState.running, why=intent.why, wake_at=wake_at, question=question)
 
     def _waits_drained(self, intent: Sleep) -> bool:
-        """A repair waits on its drained node: a person's run may take it over, and the walk wakes it."""
+        """A repair waits on its drained node. A person's run may take the node over, and the walk wakes this
+        run."""
         step = next((step for step in self.playbook.steps if step.id == intent.key), None)
         wait = step is not None and step.wait is not None
         return wait and self.playbook.repairs and has_drained(self.entries) and not self.run.shadow
 
-    def _note(self, state: str) -> None:
-        """Writes the note for other programs on the drained node."""
+    def _write_note(self, state: str) -> None:
+        """Writes healer's note for other programs on the drained node."""
         if self.run.node is None or self.run.shadow or not has_drained(self.entries):
             return
         if is_run_paused(self.claim, self.now):
@@ -256,8 +259,9 @@ class _Drive:
     def _end(
         self, state: RunState, why: Said, more: Mapping[str, object] | None = None, *, by: str | None = None
     ) -> None:
-        """`more`: `early` if the run ended before its last step, so that its incident is as before the run;
-        what a node answered. `by`: the person who ended it, if another one started it."""
+        """Ends the run. `more`: data for the detector, such as `early` (the run ended before its last step,
+        so its incident is as before the run) and the answer of a look at the node. `by`: the person who ended
+        the run, if different from who started it."""
         news = _news(self.run, state, self.now())
         if news is not None:
             who = news.by if by is None else by
@@ -272,29 +276,30 @@ class _Drive:
         ctx = self._context(intent, incident)
         started = is_started(self.entries, intent.key)
         asks, keeps = intent.step.do not in SENDING_VERBS or intent.item is not None, False
-        left = self._leaves(intent, ctx)
+        left = self._reason_to_leave(intent, ctx)
         if left is not None:
             return left
         if action.effect and asks and not run.shadow:
-            # A step that is done needs no permission. Any other asks at each attempt: a pause, the breaker or
-            # a person may have come since the last one.
-            seen = self._seen(intent, ctx) if started else None
+            # A step that is done needs no permission. Any other step asks again at each attempt: a pause, the
+            # breaker or a person may have intervened since the last one.
+            seen = self._probed(intent, ctx) if started else None
             if seen is not None:
                 return seen
             keeps = started and self._guarded(lambda: action.only_keeps(ctx)) is True
             permission = self._permission(intent)
-            far = (
+            postponed = (
                 None if keeps else self._guarded(lambda: permission.waits_for_checkpoint(self.playbook, ctx))
             )
-            if isinstance(far, Skipped | Failed):
-                return self._record(intent, far)
+            if isinstance(postponed, Skipped | Failed):
+                return self._record(intent, postponed)
             if not keeps:
-                kept = self._ask_gate(permission, incident, far.text if far else None)
-                if kept is not None:
-                    return kept
+                held_back = self._ask_gate(permission, incident, postponed.text if postponed else None)
+                if held_back is not None:
+                    return held_back
             if intent.step.do in RETURNING_VERBS:
-                # The walk has stored what was reported before the gate granted the step.
-                left = self._leaves(intent, self._context(intent))
+                # Read the incident again: by now the walk has stored what was reported before the gate
+                # granted the step.
+                left = self._reason_to_leave(intent, self._context(intent))
                 if left is not None:
                     return left
         elif action.effect and not started:
@@ -303,14 +308,14 @@ class _Drive:
         if run.shadow and action.effect:
             would = _would_do(intent, intent.item or run.node)
             return self._write(intent, StepEvent.done, would, {"would": str(intent.step.do)})
-        # A pause holds neither messages nor steps that only keep what is begun.
+        # A pause blocks neither messages nor steps that only keep what has begun.
         free = keeps or not asks
         doing = ctx if free else msgspec.structs.replace(ctx, fence=self._fence(intent.item))
         result = self._guarded(lambda: self._perform(action, ctx, doing, intent.key))
         self.checkpoint(f"performed:{intent.key}")
         result = self._in_time(ctx, intent, result)
         if run.shadow and isinstance(result, Again) and result.after_s and would_have_removed(self.entries):
-            # A shadow run took nothing, so what it waits for never happens.
+            # A shadow run did not take the node, so the event it waits for never happens.
             result = Done(text=say("engine.would_wait", text=result.text))
         return self._record(intent, result)
 
@@ -321,17 +326,21 @@ class _Drive:
     def _ask_gate(
         self, permission: StepPermission, incident: Incident | None, wait: Said | None
     ) -> LogEntry | None:
-        """The entry that holds the step back. Where a cap holds a dead node, the gate is asked again after a
-        look."""
-        kept, intent = permission.ask(self.rules, incident, wait=wait), permission.intent
-        if kept is None or kept.data.get("guard") not in SLOT_GUARDS or not self._check_claim(intent):
-            return kept
-        self.entries.append(kept)
+        """The entry that holds the step back; None if the step may act. If a cap holds a dead node, the
+        worker checks the node itself and asks the gate again."""
+        held_back, intent = permission.ask(self.rules, incident, wait=wait), permission.intent
+        if (
+            held_back is None
+            or held_back.data.get("guard") not in SLOT_GUARDS
+            or not self._check_claim(intent)
+        ):
+            return held_back
+        self.entries.append(held_back)
         return self._permission(intent).ask(self.rules, incident, wait=wait)
 
     def _check_claim(self, intent: Do | Sleep) -> bool:
-        """Looks for itself at a node that other parts call surely unusable, at most once a minute: what they
-        write passes no cap. True: it is so, and is in the log now."""
+        """Checks a node that other parts call certainly unusable, at most once a minute: their word alone
+        exempts no node from the caps. Returns True if the node is unusable; the proof is then in the log."""
         last, incident = last_of(self.entries, UNUSABLE), self.claim.incident()
         waits = last is not None and (self.now() - last.at < CHECK_AGAIN or is_proven(self.entries))
         if waits or not self.tools.checks_claims or self.run.shadow or incident is None:
@@ -342,21 +351,21 @@ class _Drive:
         repaired_at = self._permission(step).last_repair()
         seen = self._guarded(lambda: check_unusable(self._context(step, incident), self.rules, repaired_at))
         proven = isinstance(seen, LookAnswer) and seen.result is LookResult.agreed
-        self.entries.append(self._keep(UNUSABLE, StepEvent.done, seen.text, {"proven": proven}))
+        self.entries.append(self._log(UNUSABLE, StepEvent.done, seen.text, {"proven": proven}))
         if proven:
             self._permission(step).free_caps()
         return proven
 
-    def _seen(self, intent: Do, ctx: Context) -> LogEntry | None:
-        """The outcome of a step that was begun, by its probe; None if there is none yet."""
+    def _probed(self, intent: Do, ctx: Context) -> LogEntry | None:
+        """The outcome of a step that was begun, by its probe; None if it has none yet."""
         seen = self._guarded(lambda: action_of(intent.step).probe(ctx))
         return self._record(intent, self._in_time(ctx, intent, seen)) if seen is not None else None
 
-    def _leaves(self, intent: Do, ctx: Context) -> LogEntry | None:
+    def _reason_to_leave(self, intent: Do, ctx: Context) -> LogEntry | None:
         return self._give_way(intent, ctx) or self._hand_over(intent, ctx) or self._stays_out(intent, ctx)
 
     def _hand_over(self, intent: Do, ctx: Context) -> LogEntry | None:
-        """Ends the run where a person took the node out while it was under test."""
+        """Ends the run if a person took the node out of service while it was under test."""
         step = intent.step
         ends = step.do in {Verb.drain, *RETURNING_VERBS} or step.check == "node_answers"
         if not ctx.reserved or self.run.shadow:
@@ -367,9 +376,9 @@ class _Drive:
         return self._record(intent, theirs) if isinstance(theirs, Skipped) else None
 
     def _give_way(self, intent: Do, ctx: Context) -> LogEntry | None:
-        """Ends healer's own run, between two effects, where a worse incident of the node takes over.
+        """Ends healer's own run, between two effects, if a worse incident of the node takes over.
 
-        A run that has taken nothing yet goes on until the worse one may act: the walk ends it then.
+        A run that has not taken the node continues until the worse incident may act; then the walk ends it.
         """
         worse = ctx.incident.gives_way_to if ctx.incident is not None else None
         if worse is None or self.run.by != "healer" or not has_removed(self.entries):
@@ -378,14 +387,14 @@ class _Drive:
         if is_started(self.entries, intent.key):
             if verb in REMOVING_VERBS:
                 return None  # read the effect back first
-            seen = self._seen(intent, ctx) if verb in RETURNING_VERBS else None
-            if seen is not None:  # the node is back already: the other incident takes it out again
+            seen = self._probed(intent, ctx) if verb in RETURNING_VERBS else None
+            if seen is not None:  # the node is back already; the other incident will take it out again
                 return seen
         text = say("engine.gives_way", node=self.run.node, incident=worse[:8])
         return self._write(intent, StepEvent.skipped, text, {"ends_run": True})
 
     def _stays_out(self, intent: Do, ctx: Context) -> LogEntry | None:
-        """Asks a person where new evidence or a worse incident is against returning a node that passed its
+        """Asks a person if new evidence or a worse incident speaks against returning a node that passed its
         tests."""
         incident = ctx.incident
         if intent.step.do not in RETURNING_VERBS or incident is None or self.run.shadow:
@@ -395,7 +404,7 @@ class _Drive:
         if not lines and worse is None:
             return None
         if is_started(self.entries, intent.key):
-            seen = self._seen(intent, ctx)
+            seen = self._probed(intent, ctx)
             if seen is not None:  # it is back already
                 return seen
         if worse is not None:
@@ -404,16 +413,16 @@ class _Drive:
             text = say("engine.new_fault_line", text=quoted(lines[-1].text))
         return self._record(intent, Failed(text=text, final=True))
 
-    def _know(self) -> LogEntry:
-        """Logs the facts of the run as its first entry, for conditions and inputs."""
+    def _log_facts(self) -> LogEntry:
+        """Logs the facts of the run as its first entry; conditions and inputs read them there."""
         self.seen = self.claim.incident()
         data: dict[str, object] = {"knows": facts_of(self.run, self.playbook, self.seen)}
         if agreed := self.run.input.get("restart"):
             data["restart"] = agreed
-        return self._keep(BEGIN, StepEvent.done, NO_WORDS, data)
+        return self._log(BEGIN, StepEvent.done, NO_WORDS, data)
 
     def _undo(self, intent: Undo) -> LogEntry:
-        """Undoes one step. A step without an undo is skipped, and named at the end."""
+        """Undoes one step. A step without an undo is skipped, and listed at the end."""
         step = intent.step
         part = Do(step=step, key=intent.key, item=intent.item, attempt=intent.attempt, fresh=False)
         undo = action_of(step).undo
@@ -430,11 +439,11 @@ class _Drive:
         key = intent.key.partition(":")[2]
         begun = is_started(self.entries, intent.key)
         ctx = self._context(msgspec.structs.replace(part, key=key))
-        # Logging `started` proves the claim again, so this fence always looks for a pause.
+        # Logging `started` has just proven the claim, so this fence must always check for a pause.
         fence = self._fence(intent.item, always=True)
         ctx = msgspec.structs.replace(ctx, asked=begun, fence=fence)
         if not begun:
-            # The walk recognises by this entry that healer returned the node, and no person did.
+            # This entry shows the walk that healer, and not a person, returned the node.
             lifts = {"verb": str(Verb.undrain)} if step.do in REMOVING_VERBS else {}
             self._write(part, StepEvent.started, NO_WORDS, lifts)
         self.checkpoint(f"undoing:{key}")
@@ -444,11 +453,11 @@ class _Drive:
         data = {"verb": f"undo {step.do}"}
         if isinstance(result, Again):
             data["wake_at"] = self._after(result.after_s or 5.0)
-        return self._write(part, event, result.text, data | _final(part, result))
+        return self._write(part, event, result.text, data | _final_flags(part, result))
 
     def _perform(self, action: Action, ctx: Context, doing: Context, key: str) -> Result:
-        """`doing`: `ctx` with the fence that sees pauses. A probe may cancel healer's own job, which no pause
-        holds."""
+        """`doing`: `ctx` with the fence that checks for a pause. A probe uses `ctx`, because it may cancel
+        healer's own job even during a pause."""
         result = action.probe(ctx)
         if isinstance(result, Unread) and not ctx.asked:
             return msgspec.structs.replace(result, data={BEFORE: True})
@@ -458,10 +467,10 @@ class _Drive:
         return result if result is not None else action.verify(ctx)
 
     def _fence(self, item: str | None = None, *, always: bool = False) -> Callable[[], None]:
-        """A fence that also sees a pause from after the gate's grant.
+        """A fence that also detects a pause set after the gate's grant.
 
-        One may come while the worker is stopped, or during a long probe. It is looked for where the claim had
-        to be proven again: not within `FRESH_S` of the gate's answer.
+        A pause may arrive while the worker is stopped, or during a long probe. The fence checks for one
+        whenever it had to prove the claim again, so not within `FRESH_S` of the gate's answer.
         """
 
         def fence() -> None:
@@ -475,7 +484,8 @@ class _Drive:
         return fence
 
     def _guarded(self, act: Callable[[], object]) -> Any:
-        """Slurm's refusals are failed attempts; an error within healer asks a person instead of looping."""
+        """The result of `act`. A refusal by Slurm becomes a failed attempt; an internal error asks a person
+        instead of looping."""
         try:
             return act()
         except (LeaseLost, LedgerAway):
@@ -505,7 +515,7 @@ class _Drive:
         return Failed(text=say("engine.not_read_back", limit_s=intent.step.timeout_s, text=result.text))
 
     def _context(self, intent: Do, incident: Incident | None = None) -> Context:
-        """`incident`: as it was just read; without it, it is read now."""
+        """`incident`: the incident as just read; if omitted, it is read now."""
         run, entries = self.run, self.entries
         return Context(
             run=run,
@@ -525,7 +535,7 @@ class _Drive:
         )
 
     def _tools_of_run(self) -> Toolbox:
-        """What is asked of nodes is asked in the name of this run."""
+        """The tools, with requests to nodes made in the name of this run."""
         nodes = self.tools.nodes
         return (
             self.tools
@@ -537,7 +547,7 @@ class _Drive:
         claim, node = self.claim, self.run.node or ""
         return StepClaim(
             queue=claim.queue_message,
-            # In shadow nothing was drained: the incident's list of jobs stays a guess.
+            # In shadow nothing was drained, so the incident's list of jobs remains an estimate.
             tell_detector=(lambda _: None) if self.run.shadow else claim.send_command,
             release_slot=lambda why: claim.release_slot(node, why=why),
             free_left_slot=lambda: self._permission(intent).free_left_slot(),
@@ -561,9 +571,9 @@ class _Drive:
             data["verb"] = str(verb)
         if isinstance(result, Again):
             data["wake_at"] = self._after(result.after_s) if result.after_s is not None else None
-        data |= _final(intent, result)
+        data |= _final_flags(intent, result)
         if isinstance(result, Again) and _says_the_same(last_of(self.entries, intent.key), result, intent):
-            # A repeated wait is logged once.
+            # A repeated wait is not logged again.
             return entry_of(self.run, intent, self.now(), StepEvent.waiting, result.text, data)
         if isinstance(result, Skipped) and verb in RESTARTING_VERBS:
             return self._permission(intent).no_restart(result.text, data)
@@ -592,7 +602,7 @@ class _Drive:
             self.claim.write(entry, audit=audit_of(self.run, intent, entry), drained=drained)
         return entry
 
-    def _keep(
+    def _log(
         self, key: str, event: StepEvent, text: Said, data: Mapping[str, object] | None = None
     ) -> LogEntry:
         """Logs an entry of the run itself, or of a step without an effect."""
@@ -606,16 +616,16 @@ class _Drive:
 
 
 def _news(run: Run, state: RunState, now: datetime, entries: Sequence[LogEntry] = ()) -> Command | None:
-    """The detector's news of a run's new state and its tests; None for shadow runs and runs without
-    incident."""
+    """The message to the detector about a run's new state and its test results; None for a shadow run or a
+    run without an incident."""
     if run.incident is None or run.shadow or (run.alongside and run.by != "healer"):
-        return None  # a person's look does not change the incident
+        return None  # a person's second look does not change the incident
     return run_changed(run, state, now, **tests_result(entries), **highest_remedy(entries))
 
 
-def _final(intent: Do, result: Result) -> dict[str, bool]:
-    """The log data of a result after which no attempt follows: it would be pointless, or this was the
-    last."""
+def _final_flags(intent: Do, result: Result) -> dict[str, bool]:
+    """The log data of a result after which no attempt follows, because it would be pointless or this was the
+    last one."""
     ends = isinstance(result, Failed) and (result.final or intent.attempt > intent.step.retries)
     return ({"final": True} | ({GOES_ON: True} if intent.step.may_fail else {})) if ends else {}
 
@@ -625,8 +635,9 @@ def _would_do(intent: Do, what: str | None) -> Said:
     return say("engine.would_do", verb=verb, what=what) if what else say("engine.would_act", verb=verb)
 
 
-def _would(intent: Sleep | Ask) -> Said | None:
-    """Why a shadow run ends: only a person could go on. None: it waits for a moment, as a real run does."""
+def _shadow_end(intent: Sleep | Ask) -> Said | None:
+    """Why a shadow run ends: only a person could continue it. None: it waits for a moment, like a real
+    run."""
     if isinstance(intent, Ask):
         return say("engine.would_ask", question=intent.question)
     return say("engine.would_stop") if intent.until is None else None

@@ -1,8 +1,8 @@
-"""Breaking the glass: who may become an administrator without the identity provider, for how long, and who is
-paged. No sign-in is asked for: the secret of the seal is the proof.
+"""Break-glass access: who may become an administrator without the identity provider, for how long, and who is
+paged. It needs no sign-in; the sealed secret is the proof.
 
-The page is queued and the record written in the transaction that makes the token, and the token counts only
-once the audit has sealed that record. No channel has to take the page first.
+The page is queued and the audit record written in the transaction that creates the token, and the token
+becomes valid only once the audit has sealed that record. Delivery of the page is not awaited.
 """
 
 import base64
@@ -15,19 +15,19 @@ from healer.ports.request_errors import Conflict, Invalid
 from healer.telling.news import glass_ended_message, glass_page, glass_sealed_message
 from healer.text import say
 
-#: 160 bits as base32 in groups of four: to be typed from paper.
+#: 160 bits as base32 in groups of four, so that it can be typed from paper.
 _BYTES, _GROUP = 20, 4
 _PREFIX = "GLASS"
 
 
 class Emergency:
-    """Raises Unavailable where the database does not answer: then nothing was done."""
+    """Raises Unavailable if the database does not answer; in that case nothing was done."""
 
     def __init__(self, store: BreakGlass, cluster: str, clock: Clock) -> None:
         self._store, self._cluster, self._clock = store, cluster, clock
 
     def seal(self, *, by: str) -> str:
-        """A new secret, shown this once. The one before opens nothing any more."""
+        """A new secret, shown only once. The previous one becomes invalid."""
         letters = base64.b32encode(secrets.token_bytes(_BYTES)).decode()
         groups = [letters[at : at + _GROUP] for at in range(0, len(letters), _GROUP)]
         now = self._clock.now()
@@ -36,7 +36,7 @@ class Emergency:
         return "-".join((_PREFIX, *groups))
 
     def use(self, secret: str, *, person: str, reason: str) -> Opening | None:
-        """An hour as an administrator; None when no seal in force fits the secret."""
+        """Administrator access for one hour; None if the secret does not match a seal in force."""
         if "/" in person or "(" in person:
             raise Invalid("person", say("engine.glass_person"))
         now, identity = self._clock.now(), secrets.token_hex(4)
@@ -51,11 +51,11 @@ class Emergency:
         page = glass_page(self._cluster, person, reason, opening)
         if not self._store.use(plain_secret(secret), opening, page):
             return None
-        self._store.wait_for_seal(opening.token)  # without: the answer to its first use says so
+        self._store.wait_for_seal(opening.token)  # if this times out, the first use of the token reports it
         return opening
 
     def end(self, *, by: str, reason: str) -> GlassState:
-        """Ends the hour at once. Raises Conflict when none runs."""
+        """Ends the access immediately. Raises Conflict if there is none."""
         ended = self._store.end(
             by=by,
             reason=reason,
@@ -71,6 +71,6 @@ class Emergency:
 
 
 def plain_secret(text: str) -> str:
-    """The letters alone, however they were typed."""
+    """The secret's letters in upper case, without its prefix and separators."""
     letters = "".join(text.split()).replace("-", "").upper().removeprefix(_PREFIX)
     return letters.replace("0", "O").replace("1", "I").replace("8", "B")

@@ -1,4 +1,5 @@
-"""Leavers: all that a person holds, and its end. What keeps healer from acting, a pause, stays."""
+"""Leavers: lists and ends everything that a person holds. A pause remains, because it keeps healer from
+acting."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -17,7 +18,7 @@ from healer.text import say
 
 T = TypeVar("T")
 _PAGE = 500
-#: Runs that wait for somebody's word.
+#: Runs that wait for a person's decision.
 _ASKING = (RunState.proposed, RunState.waiting_approval, RunState.held)
 
 
@@ -46,7 +47,7 @@ class PersonHolds(msgspec.Struct, frozen=True, kw_only=True):
     incidents: list[HeldIncident]
     runs: list[AskedRun]
     pauses: list[Pause]
-    #: By which the person signs in with a password; None at a site with an identity provider.
+    #: The local account for signing in with a password; None at a site with an identity provider.
     account: Account | None = None
 
 
@@ -69,7 +70,7 @@ class Leavers:
         self.book, self._queries, self._incidents, self._clock = book, queries, incidents, clock
 
     def holds(self, name: str) -> PersonHolds:
-        """All that this person holds; empty lists for one who holds nothing."""
+        """Everything that this person holds; empty lists if there is nothing."""
         now, queries = self._clock.now(), self._queries
         opened = _all(lambda cursor: queries.incidents.page(_OPEN, limit=_PAGE, cursor=cursor))
         asking = _all(lambda cursor: queries.runs.page(_WAITS, limit=_PAGE, cursor=cursor))
@@ -84,8 +85,8 @@ class Leavers:
         )
 
     def end(self, name: str, *, to: str | None, by: str, reason: str, request: str) -> PersonEnded:
-        """Ends the person's tokens, accounts and sessions, and hands the incidents to another. First what
-        gives rights; a repeat does what is left. Raises Invalid, Conflict."""
+        """Ends the person's tokens, accounts and sessions, and hands their incidents to another person.
+        Access is revoked first, and a repeat completes what is left. Raises Invalid, Conflict."""
         held = self.holds(name)
         self._check(held, to, by)
         now = self._clock.now()

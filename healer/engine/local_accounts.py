@@ -1,7 +1,8 @@
-"""Local accounts: how one is made, and what proves who signs in.
+"""Local accounts: how they are created, and what proves a person's identity at sign-in.
 
-No row of the database lets anybody in: the password is hashed together with the account's name, role and
-groups under a key that the database never holds, and the secret of the codes is derived from that key.
+A row in the database alone lets no one in: the password is hashed together with the account's name, role and
+groups under a key that the database never holds, and the secret of the one-time codes is derived from that
+key.
 """
 
 import base64
@@ -21,18 +22,18 @@ from healer.ports.directory import LOCAL, Arrival
 from healer.ports.request_errors import Invalid, Unavailable
 from healer.text import say
 
-#: 100 bits as base32 in groups of five: typed once, then kept by a password manager.
+#: 100 bits as base32 in groups of five: typed once, then stored in a password manager.
 _PASSWORD_LETTERS, _GROUP = 20, 5
 _CODE_BYTES = 20
-#: Characters of a password that a person chooses; a code is needed too.
+#: Length limits in characters for a chosen password; sign-in also needs a code.
 _PASSWORD_LEAST, _PASSWORD_MOST = 12, 200
-#: How long it is known whether there are accounts.
+#: How long the answer of `exist` is cached.
 _EXIST_S = 2.0
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
 
 class Made(NamedTuple):
-    """A new account and its secrets, shown this once."""
+    """A new account and its secrets, shown only once."""
 
     account: Account
     password: str
@@ -41,7 +42,7 @@ class Made(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """What a person typed."""
+    """A sign-in attempt: the values that the person typed."""
 
     name: str
     password: str
@@ -53,22 +54,21 @@ class LocalAccounts:
 
     def __init__(self, book: AccountBook, passwords: Passwords, key: bytes, clock: Clock) -> None:
         self.book, self._passwords, self._key, self._clock = book, passwords, key, clock
-        #: A hash that no password fits: an unknown name takes as long as a known one.
+        #: A hash that no password matches, so that an unknown name takes as long to check as a known one.
         self._decoy = ""
-        #: Whether there are accounts, and when that was asked.
+        #: When the database was last asked, and whether there were accounts.
         self._exist = (float("-inf"), False)
 
     def exist(self) -> bool:
-        """Whether there are any; the page of signing in asks, which everybody can open."""
+        """Whether there are any accounts. Cached, because anyone can open the sign-in page, which asks."""
         now = self._clock.now().timestamp()
         if abs(now - self._exist[0]) > _EXIST_S:
-            with suppress(Unavailable):  # the page is shown all the same
+            with suppress(Unavailable):  # the sign-in page works without the answer
                 self._exist = now, bool(self.book.all())
         return self._exist[1]
 
     def make(self, name: str, *, role: Role | None, groups: tuple[str, ...], by: str) -> Made:
-        """A new account, or new secrets for one: the sessions of the one before end. Raises Invalid,
-        Conflict."""
+        """A new account, or new secrets for an existing one, whose sessions end. Raises Invalid, Conflict."""
         _check(name, role, groups)
         account = Account(
             id=secrets.token_hex(8), name=name, role=role, groups=tuple(sorted(set(groups))),
@@ -81,8 +81,8 @@ class LocalAccounts:
         return Made(account, password, as_text(code), app_uri(code, issuer="healer", name=name))
 
     def change_password(self, account: Account, old: str, new: str, *, keep: str = "") -> int:
-        """How many of the person's sessions ended: all but `keep`. The account, its one-time codes and what
-        it may do stay. Raises Invalid, and Conflict where it was reset or ended meanwhile."""
+        """The number of the person's sessions that ended: all but `keep`. The account, its one-time codes and
+        its rights stay the same. Raises Invalid, and Conflict if the account was reset or ended meanwhile."""
         if not _PASSWORD_LEAST <= len(new) <= _PASSWORD_MOST or new != new.strip():
             raise Invalid("new", say("engine.account_password", least=_PASSWORD_LEAST, most=_PASSWORD_MOST))
         if new == old:
@@ -91,7 +91,7 @@ class LocalAccounts:
         return self.book.reseal(account, sealed, keep=keep, now=self._clock.now())
 
     def account_of(self, name: str, password: str) -> Account | None:
-        """The account whose password this is."""
+        """The account with this name and password; None if they do not match."""
         found = self.book.find(name) if is_person_name(name) else None
         if found is None:
             self._decoy = self._decoy or self._passwords.sealed(secrets.token_bytes(32))
@@ -101,8 +101,8 @@ class LocalAccounts:
         return account if self._passwords.fits(self._material(account, password), sealed) else None
 
     def arrival(self, account: Account, code: str) -> Arrival | None:
-        """Who has just proved who they are; None: it is no code of now. A code counts once: an arrival
-        does."""
+        """The identity proven by this code; None if the code is not valid now. `once` makes an arrival, and
+        so a code, valid only once."""
         now = self._clock.now()
         step = step_of(self._code_secret(account), code, now)
         if step is None:

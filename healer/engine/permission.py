@@ -1,7 +1,7 @@
-"""What the gate permits: each step of a run before it acts, and a Slurm hook that asks to fail.
+"""Permissions from the gate: for each step of a run before it acts, and for a Slurm hook that asks to fail.
 
-Every answer is one commit: the verdict, what is granted with it (slot, restart, reboot) and the log entry. A
-worker that dies before the commit has asked nothing; after it, the step is granted.
+Every answer is one commit: the verdict, what is granted with it (slot, restart, reboot) and the log entry. If
+a worker dies before the commit, nothing was asked; after the commit, the step is granted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -80,29 +80,31 @@ from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.ports.transactions import AlreadyRequeued, GateTx, HookBook, HookStanding, Ledger, RunClaim
 from healer.text import NO_WORDS, Said, say
 
-#: A step that a guard holds asks again after this long; one that waits for a job or the senses after that.
+#: How soon a step asks again: one that a guard holds, and one that waits for a job or for the senses.
 HELD_AGAIN_S = 1.0
 WAITS_AGAIN_S = 5.0
-#: Messages to people need no permission; every other effect does, text written into Slurm too.
+#: Messages to people need no permission; every other effect does, including text written into Slurm.
 SENDING_VERBS = frozenset({Verb.ticket, Verb.notify})
-#: The remedy as which each grant of these verbs counts.
+#: Each grant of these verbs counts as this remedy.
 _RUNGS = {
     Verb.reset_gpu: Remedy.drain_then_reset,
     Verb.reboot: Remedy.reboot_node,
     Verb.power_cycle: Remedy.power_cycle,
 }
-#: Work on the node itself, and its return: not where it is only kept out, or freed of jobs that cannot end.
+#: Work on the node itself, and its return. Not DRAIN, which only keeps it out, nor DOWN, which frees it of
+#: jobs that cannot end.
 _ON_NODE = frozenset({*SLOT_VERBS, *RETURNING_VERBS, Verb.restart_service, Verb.diagnose, Verb.site_command})
 _ON_NODE -= {Verb.drain, Verb.down}
-#: Guards over repeated remedies: a step that they hold `may_fail`, so that the run goes up the ladder.
-_TRIED = frozenset({Guard.repeat, Guard.reboot_cap})
+#: Guards against repeated remedies: if one of them holds a step with `may_fail`, the step fails and the run
+#: escalates.
+_REPEAT_GUARDS = frozenset({Guard.repeat, Guard.reboot_cap})
 
 _Now = Callable[[], datetime]
 
 
 class StepPermission:
     """One attempt at a step, before the gate. `entries`: the run's log so far; `unchecked`: the worker has
-    not seen for itself that the node is surely unusable."""
+    not seen for itself that the node is certainly unusable."""
 
     def __init__(
         self, claim: RunClaim, intent: Do, entries: list[LogEntry], now: _Now, *, unchecked: bool = False
@@ -114,20 +116,21 @@ class StepPermission:
     def ask(self, rules: Ruleset, incident: Incident | None, *, wait: Said | None) -> LogEntry | None:
         """Judges a step and logs `started` in one commit; returns the entry that holds it back, or None.
 
-        The first step of a run that takes its node is judged in full here, by the present mode and caps, and
-        takes the slot in this commit: no other part grants one. Later steps ride on it. `wait`: why the step
-        is not done now although it may be; the gate is asked first, so that a long hold is one entry.
+        The first step that takes the run's node is judged in full here, by the present mode and caps, and
+        takes the slot in this commit; no other part grants slots. Later steps ride on that slot. `wait`: why
+        the step should wait even if the gate allows it. The gate is asked first, so that a long hold is one
+        entry.
         """
-        granted, kept = self.claim.gate(lambda tx: self._judged(tx, rules, incident, wait))
+        granted, held_back = self.claim.gate(lambda tx: self._judged(tx, rules, incident, wait))
         if granted is not None:
             self.entries.append(granted)
-        return kept
+        return held_back
 
     def _judged(
         self, tx: GateTx, rules: Ruleset, incident: Incident | None, wait: Said | None
     ) -> tuple[LogEntry | None, LogEntry | None]:
         """The entry `started` if it is new, and the entry that holds the step back."""
-        again = is_started(self.entries, self.intent.key)
+        already_started = is_started(self.entries, self.intent.key)
         now = self.now()
         run, verb, playbook = self.run, self.verb, rules.playbooks[self.run.playbook]
         last = last_of(self.entries, self.intent.key)
@@ -137,7 +140,7 @@ class StepPermission:
             tx.facts = msgspec.structs.replace(tx.facts, sweeps=sweeps)
         if verb in SLOT_VERBS:
             tx.facts = free_slots(tx, tx.facts, now)
-        if why := self._left_to_person(tx.facts):
+        if why := self._why_left_to_person(tx.facts):
             return None, self._ends_run(tx, why)
         proposal = self._proposal(rules, playbook, tx.facts, incident)
         takes = not proposal.ride and verb in SLOT_VERBS
@@ -148,8 +151,9 @@ class StepPermission:
         theirs = takes and verdict.outcome is Outcome.refused and verdict.guard is Guard.ownership
         turned_away = verb is Verb.sweep and verdict.outcome is not Outcome.act
         if run.by == "healer" and (turned_away or theirs):
-            # A sweep's turn comes again, and a waiting run would block the others. A node that somebody else
-            # took out while the run waited for room is theirs (law 5): they know, and are asked nothing.
+            # A sweep gets another turn, and a waiting run would block the others. A node that someone else
+            # took out of service while the run waited for a slot is theirs (law 5), and they need no question
+            # from healer.
             return None, self._ends_run(tx, verdict.why)
         if waited and incident is not None and run.by == "healer":
             wait = why_not_looked(incident, now)
@@ -159,23 +163,23 @@ class StepPermission:
         if late is not None and verdict.outcome is Outcome.act:
             tx.write(late)
             return None, late
-        # The decision on a drain was stored when its run began; messages to people are no decision.
+        # The decision on a drain was stored when its run began, and messages to people need no decision.
         begun_with = not waited and (verb is Verb.drain or verb in RETURNING_VERBS)
-        decided = again or begun_with or verb in SENDING_VERBS
+        decided = already_started or begun_with or verb in SENDING_VERBS
         begun = verdict.outcome is Outcome.act and decided and held_by is None
         if not begun and (verdict.guard is None or verdict.guard != held_by):
             tx.add_decision(decision_of(proposal, verdict, now))
         if verdict.outcome is not Outcome.act:
-            return None, self._kept_back(tx, proposal, verdict, now, held_by)
+            return None, self._hold_back(tx, proposal, verdict, now, held_by)
         if takes_canary(tx.facts, proposal):
             tx.save_breaker(msgspec.structs.replace(tx.facts.breaker, canary=run.id))
         if takes or (verb in SLOT_VERBS and _is_undrained(run, tx.facts)):
             tx.grant_slot(_slot(proposal, run, now))
-        return (None, None) if again else self._granted(tx, proposal)
+        return (None, None) if already_started else self._granted(tx, proposal)
 
-    def _left_to_person(self, facts: GateFacts) -> Said | None:
+    def _why_left_to_person(self, facts: GateFacts) -> Said | None:
         """Why healer's own run ends before it works on its node or returns it: a person's run keeps the node
-        out, and goes on with it. It has done what it can for the jobs there."""
+        out of service and continues there. healer's run has done what it can for the jobs on it."""
         who = facts.kept.get(self.run.node or "")
         if who is None or self.run.by != "healer" or self.run.alongside or self.verb not in _ON_NODE:
             return None
@@ -187,16 +191,16 @@ class StepPermission:
         return entry
 
     def stays(self, rules: Ruleset) -> Said | None:
-        """Why healer's own job, which takes no capacity, may not stay; None: it may. Nothing is written or
-        locked."""
+        """Why healer's own job, which takes no capacity, must end; None if it may stay. Writes and locks
+        nothing."""
         facts = self.claim.facts(rules.sweeping)
         proposal = self._proposal(rules, rules.playbooks[self.run.playbook], facts, None)
         verdict = judge(proposal, facts, rules, self.now())
         return verdict.why if verdict.outcome is not Outcome.act else None
 
     def borrows(self, rules: Ruleset, nodes: Sequence[str], *, begun: bool) -> dict[str, Said]:
-        """Node -> why it may not be tested with others while in service, by the guards of a sweep. Nodes that
-        may be tested are missing. `begun`: the test is running."""
+        """Node -> why it may not join a test with others while in service, by the guards of a sweep. Nodes
+        that may join are left out. `begun`: the test is running."""
         facts, run, found = self.claim.facts(rules.sweeping), self.run, dict[str, Said]()
         for node in nodes:
             proposal = Proposal(
@@ -209,10 +213,11 @@ class StepPermission:
         return found
 
     def waits_for_checkpoint(self, playbook: Playbook, ctx: Context) -> Result | None:
-        """Why a requeue is not due: a run that waited for a good moment waits again for each job's own.
+        """Why a requeue must wait: a run that waited for a good moment waits again for the checkpoint of each
+        job.
 
-        A guard may have held the step for hours while the job worked on. A job that a fatal fault has ended
-        is requeued at once.
+        A guard may have held the step for hours while the job kept working. A job that a fatal fault has
+        ended is requeued immediately.
         """
         step, incident = self.intent.step, ctx.incident
         moment = moment_of(playbook, step, self.entries) if self.verb is Verb.requeue else None
@@ -230,15 +235,16 @@ class StepPermission:
         return far
 
     def no_drain(self, scheduler: SlurmReads) -> None:
-        """After a drain that failed for good: releases the slot. Slurm is read before the gate is locked."""
+        """Releases the slot after a drain that failed for good. Queries Slurm before the gate is locked."""
         try:
             shown = scheduler.node(self.run.node or "")
         except SchedulerError:
             shown = None
-        self.claim.gate(lambda tx: self._keep_no_slot(tx, shown))
+        self.claim.gate(lambda tx: self._release_undrained(tx, shown))
 
     def free_caps(self) -> None:
-        """The node is surely unusable: its slot, granted before that was seen, uses none of the caps."""
+        """Takes the node's slot out of the caps: it was granted before the node was seen to be certainly
+        unusable."""
 
         def free(tx: GateTx) -> None:
             slot = tx.facts.held.get(self.run.node or "")
@@ -248,12 +254,14 @@ class StepPermission:
         self.claim.gate(free)
 
     def last_repair(self) -> datetime | None:
-        """When another incident's reset or boot of the node was granted last, by the worker's own rows."""
+        """When the last reset or boot of the node for another incident was granted, by the worker's own
+        rows."""
         facts, node, incident = self.claim.gate(lambda tx: tx.facts), self.run.node or "", self.run.incident
         return max((use.at for use in repairs_of(facts, node) if use.incident != incident), default=None)
 
     def free_left_slot(self) -> None:
-        """Frees the node's slot where it is in service for long and nothing works there but this run."""
+        """Frees the node's slot if the node has been in service for long and no run but this one works
+        there."""
         run = self.run
 
         def free(tx: GateTx) -> None:
@@ -266,7 +274,7 @@ class StepPermission:
         self.claim.gate(free)
 
     def no_restart(self, text: Said, data: dict[str, object]) -> LogEntry:
-        """A granted restart was not made: it does not count, and another run may get it."""
+        """Returns a granted restart that was not made: it does not count, and another run may get it."""
         entry = self._entry(StepEvent.skipped, text, data)
         item = self.intent.item
         job, restarts = item or self.run.job, restarts_of(self.run, item, self.entries)
@@ -289,7 +297,8 @@ class StepPermission:
         restarts = restarts_of(run, intent.item, self.entries)
         asked = proposal_of(run, verb or Verb.drain, incident, job=intent.item, restarts=restarts)
         ride = rides_on_slot(run, playbook, facts, begun=has_taken(playbook, self.entries))
-        # A second attempt at a reboot is another reboot; at a return or a sweep it is the same one.
+        # A second attempt at a reboot is another reboot; a second attempt at a return or a sweep is the same
+        # one.
         attempt = None if verb in RETURNING_VERBS or verb is Verb.sweep else intent.attempt
         return msgspec.structs.replace(
             asked,
@@ -298,9 +307,9 @@ class StepPermission:
             unchecked=self.unchecked,
             begun_at=run.created_at,
             approved_by=approver_of(playbook, self.entries) or asked.approved_by,
-            mode=asked.mode if ride else _mode(rules, run),
+            mode=asked.mode if ride else _present_mode(rules, run),
             adopts=adopts(playbook),
-            empties=_empties(rules, intent),
+            empties=_takes_capacity(rules, intent),
             stuck_since=stuck_since(self.entries),
             urgency=urgency_of(incident, facts.snapshot) if incident is not None else None,
             granted=is_started(self.entries, intent.key, attempt),
@@ -314,7 +323,7 @@ class StepPermission:
         return entry
 
     def _too_late(self, playbook: Playbook) -> LogEntry | None:
-        """The moment passed while a guard held this step: the run waits for the next one."""
+        """The good moment passed while a guard held this step: the run waits for the next one."""
         now = self.now()
         earlier = past_moment(playbook, self.intent.step, self.entries, now)
         if earlier is None:
@@ -323,12 +332,13 @@ class StepPermission:
         text = say("engine.moment_passed", step=self.intent.key)
         return entry_of(self.run, again, now, StepEvent.retry, text)
 
-    def _kept_back(
+    def _hold_back(
         self, tx: GateTx, proposal: Proposal, verdict: JudgeResult, now: datetime, held_by: str | None
     ) -> LogEntry:
-        """A held step asks again, a refused one does not. `held_by`: the guard that held it the last time."""
+        """The entry for a step that may not act: a held step asks again, a refused one does not. `held_by`:
+        the guard that held it last time."""
         data: dict[str, object] = {"guard": str(verdict.guard)}
-        if self.intent.step.may_fail and verdict.guard in _TRIED:
+        if self.intent.step.may_fail and verdict.guard in _REPEAT_GUARDS:
             entry = self._entry(StepEvent.failed, verdict.why, {**data, "final": True, GOES_ON: True})
         elif verdict.outcome is Outcome.held:
             data["wake_at"] = (now + timedelta(seconds=HELD_AGAIN_S)).isoformat()
@@ -337,15 +347,15 @@ class StepPermission:
             # A refused job is left to its owner; a refused drain needs a person.
             event = StepEvent.skipped if self.verb in JOB_VERBS else StepEvent.failed
             entry = self._entry(event, verdict.why, {**data, "final": True})
-            self._keep_no_slot(tx, node_of(proposal, tx.facts))
+            self._release_undrained(tx, node_of(proposal, tx.facts))
         if verdict.outcome is not Outcome.held or verdict.guard != held_by:
             tx.write(entry)  # a long pause is one entry
         return entry
 
-    def _keep_no_slot(self, tx: GateTx, shown: SlurmNode | None) -> None:
-        """Releases the slot of a run that could not drain its node; a retry asks for one again.
+    def _release_undrained(self, tx: GateTx, shown: SlurmNode | None) -> None:
+        """Releases the slot of a run that could not drain its node; a retry asks for a new one.
 
-        `shown`: the node by Slurm. If that is unknown, or shows our drain, the slot stays.
+        `shown`: the node in Slurm. The slot stays if that is unknown or shows healer's drain.
         """
         run = self.run
         if self.verb is not Verb.drain or has_drained(self.entries) or shown is None:
@@ -356,7 +366,7 @@ class StepPermission:
             tx.release_slot(shown.name, at=self.now(), why=say("engine.could_not_drain"))
 
     def _granted(self, tx: GateTx, proposal: Proposal) -> tuple[LogEntry | None, LogEntry | None]:
-        """Logs `started`; skips a job whose restart another run was granted."""
+        """Logs `started`; skips a job whose restart was granted to another run."""
         now, run, verb = self.now(), self.run, self.verb
         if verb in RESTARTING_VERBS and proposal.job and proposal.restarts is not None:
             use = RequeueUse(job=proposal.job, restarts=proposal.restarts, at=now, incident=run.incident)
@@ -368,7 +378,7 @@ class StepPermission:
                 entry = self._entry(StepEvent.skipped, text, {})
                 tx.write(entry)
                 return None, entry
-        # The walk recognises by this entry that healer returned the node, and no person did.
+        # This entry shows the walk that healer, and not a person, returned the node.
         data: dict[str, object] = {"verb": str(verb)} if verb in LIFTING_VERBS else {}
         if verb is not None and verb in _RUNGS:
             shown = tx.facts.snapshot.nodes.get(run.node or "") if tx.facts.snapshot else None
@@ -387,8 +397,8 @@ class StepPermission:
 
 
 def is_run_paused(claim: RunClaim, now: _Now, job: str | None = None) -> bool:
-    """A pause holds every effect of this run, or of it on this job. Without any pause nothing more is read.
-    The gate is not locked."""
+    """Whether a pause holds all effects of this run, or its effects on this job. Without any pause nothing
+    more is read. Does not lock the gate."""
     if not claim.paused():
         return False
     asked = proposal_of(claim.run, Verb.notify, None, job=job)
@@ -412,8 +422,8 @@ def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datet
 def _why_nothing_left(
     run: Run, incident: Incident | None, facts: GateFacts, now: datetime, *, waited: bool
 ) -> Said | None:
-    """Why healer's run need not take its node any more; None: it does. `waited`: its playbook waits for a
-    moment first; any other may have begun on a node that is out already."""
+    """Why healer's run need not take its node any more; None if it must. `waited`: its playbook first waits
+    for a good moment; any other playbook may have begun on a node that is already out of service."""
     if run.by != "healer" or run.node is None:
         return None
     since = incident.clear_since if incident is not None else None
@@ -423,8 +433,8 @@ def _why_nothing_left(
 
 
 def _is_undrained(run: Run, facts: GateFacts) -> bool:
-    """The slot was granted before, and its drain is not read back yet: this attempt is what may take the
-    node."""
+    """The slot is granted, but its drain has not been read back: this attempt may still be the one that takes
+    the node."""
     slot = facts.held.get(run.node or "")
     return slot is not None and slot.drained_at is None
 
@@ -440,15 +450,15 @@ def _slot(proposal: Proposal, run: Run, now: datetime) -> Slot:
     )
 
 
-def _empties(rules: Ruleset, intent: Do) -> bool:
-    """A site command that takes capacity, as the site declares."""
+def _takes_capacity(rules: Ruleset, intent: Do) -> bool:
+    """The step is a site command that takes capacity, as declared by the site."""
     command = rules.commands.get(str(intent.step.input.get("command")))
     return intent.step.do is Verb.site_command and command is not None and command.takes_capacity
 
 
-def _mode(rules: Ruleset, run: Run) -> Mode:
-    """The rule's present mode; it may have changed since the run began to wait. Of a rule that is gone, or
-    never was, no more than a rule has that says nothing: the run is anybody's word."""
+def _present_mode(rules: Ruleset, run: Run) -> Mode:
+    """The rule's present mode; it may have changed since the run began to wait. If the rule is gone or never
+    existed, the mode is at most the default mode, because the run's own claim proves nothing."""
     if run.by != "healer":
         return run.mode
     rule = rules.by_name.get(run.rule)
@@ -471,8 +481,8 @@ class HookPermits:
         return self._book.standings(cluster, self._clock.now())
 
     def permit(self, ask: HookRequest) -> Permit | None:
-        """The gate's recorded permit for this hook to fail; None where the guards do not allow it now. A
-        repeated request gets the same answer, and none once that is over."""
+        """The gate's recorded permit for this hook to fail; None if the guards do not allow it now. A
+        repeated request gets the same permit, and None once it has expired."""
         now = self._clock.now()
         with self._book.asking(ask.cluster, now) as tx:
             if permit := tx.permit_for(ask):
@@ -488,11 +498,12 @@ class HookPermits:
             return given
 
     def note_own(self, ask: HookRequest, check: str, at: datetime) -> None:
-        """The hook failed at `at` without an answer, by this check. A repeat changes nothing."""
+        """Records that the hook failed at `at` by its own check, without an answer. A repeat changes
+        nothing."""
         self._book.note(permit_of_local_check(ask, check, at), self._clock.now())
 
 
-# --- slots that hold nothing any more: the worker alone frees them, as it alone grants them (law 1)
+# --- slots that no longer hold a node: only the worker frees them, as only it grants them (law 1)
 
 
 class _Releases(Protocol):
@@ -500,7 +511,7 @@ class _Releases(Protocol):
 
 
 def free_slots(tx: _Releases, facts: GateFacts, now: datetime) -> GateFacts:
-    """Frees them, under the gate's lock; returns the facts without them."""
+    """Frees such slots under the gate's lock; returns the facts without them."""
     over = slots_over(facts, now)
     for slot, why in over:
         tx.release_slot(slot.node, at=now, why=why)
@@ -508,7 +519,7 @@ def free_slots(tx: _Releases, facts: GateFacts, now: datetime) -> GateFacts:
 
 
 def free_slots_of(ledger: Ledger, now: datetime) -> None:
-    """Frees them where no run asks the gate. It is not locked while no slot is held."""
+    """Frees such slots when no run asks the gate. Locks the gate only if a slot is held."""
     with ledger.transaction() as tx:
         if tx.has_slots():
             free_slots(tx, tx.lock_gate(), now)

@@ -1,4 +1,4 @@
-"""Where healer's records and Slurm differ, and the repair of that: as people's commands, through the gate."""
+"""Differences between healer's records and Slurm, and their repair by people's commands, through the gate."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -13,7 +13,7 @@ from healer.ports.commanding import CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
 from healer.text import said_by, say
 
-#: What changes Slurm or a slot is a run of a playbook: the gate judges it, and a worker does it.
+#: Any change of Slurm or of a slot is a run of a playbook: the gate judges it, and a worker does it.
 _PLAYBOOKS = {
     Repair.validate: "validate",
     Repair.release: "release",
@@ -24,7 +24,7 @@ _PLAYBOOKS = {
 
 
 class Reconciler:
-    """Raises Unavailable, and NotFound for a cluster that is none."""
+    """Raises Unavailable, and NotFound for an unknown cluster."""
 
     def __init__(self, commands: Commands, clock: Clock) -> None:
         self._commands, self._clock = commands, clock
@@ -42,8 +42,8 @@ class Reconciler:
         request: str,
         may_use: Callable[[str], bool] = lambda playbook: True,
     ) -> list[Reconciled]:
-        """Each that is healer's own, through the gate and into the audit. `may_use`: whether who asks may use
-        this playbook there, as for a run that they start or cancel themselves."""
+        """Repairs each difference that is healer's own, through the gate and with an audit record. `may_use`:
+        whether the caller may use this playbook there, as for a run that they start or cancel themselves."""
         found = []
         for drift in self.drifts(cluster):
             playbook = self._playbook_of(drift)
@@ -55,7 +55,7 @@ class Reconciler:
         return found
 
     def _playbook_of(self, drift: Drift) -> str | None:
-        """That of the run which the repair starts or cancels; None: the run is gone."""
+        """The playbook of the run that the repair starts or cancels; None if the run is gone."""
         if drift.repair is not Repair.cancel_run:
             return _PLAYBOOKS[drift.repair]
         with self._commands.site(drift.cluster).ledger.command() as tx:

@@ -1,4 +1,4 @@
-"""What the API and the console derive from stored rows, the same for both."""
+"""Data that the API and the console both derive from stored rows."""
 
 import csv
 import io
@@ -44,28 +44,28 @@ from healer.text import NO_WORDS, joined, quoted, said_by, say
 
 
 class IncidentRecord(IncidentRows, frozen=True, kw_only=True):
-    """An incident with its present verdict, up to five similar incidents (of the same part and node first,
-    then of the same fault), and audit records, oldest first."""
+    """An incident with its present verdict, up to five similar incidents (same part and node first, then same
+    fault), and its audit records, oldest first."""
 
     verdict: IncidentVerdict
     similar: tuple[Similar, ...] = ()
     records: tuple[AuditRecord, ...] = ()
 
 
-#: The most audit records of an incident, the newest.
+#: The newest audit records of an incident, at most this many.
 _RECORDS = 200
 
 
 def incident_record(
     rows: IncidentRows, rules: Ruleset, queries: Queries, *, of_runs: bool = False, job: str | None = None
 ) -> IncidentRecord:
-    """`of_runs`: with the audit records of its runs too. `job`: for a caller who may see this job alone."""
+    """`of_runs`: include the audit records of its runs. `job`: for a caller who may see only this job."""
     if job is not None:
         rows = _rows_of_one_job(rows, job)
     subjects = [f"incident/{rows.incident.id}"]
     if of_runs:
         subjects += [f"run/{row.run.id}" for row in rows.runs]
-    # A record may name any job.
+    # Audit records may name any job.
     records = queries.audit.page(AuditQuery(subjects=subjects), limit=_RECORDS).items if job is None else []
     nodes = rows.snapshot.nodes if rows.snapshot is not None else {}
     similar = similar_to(
@@ -83,8 +83,8 @@ def incident_record(
 
 
 class JobHistory(JobRows, frozen=True, kw_only=True):
-    """What healer knows of a job. `gpu_hours_lost`: lost over all its restarts, by the incidents that hit it
-    (`Incident.hit`); None while unknown. `gpu_hours_at_most`: the loss may be less."""
+    """What healer knows about a job. `gpu_hours_lost`: lost over all its restarts, by the incidents that hit
+    it (`Incident.hit`); None if unknown. `gpu_hours_at_most`: the loss may be less."""
 
     gpu_hours_lost: float | None = None
     gpu_hours_at_most: bool = False
@@ -107,7 +107,7 @@ def job_history(rows: JobRows, job: str, rules: Ruleset) -> JobHistory:
 
 
 def of_one_job(history: JobHistory, job: str) -> JobHistory:
-    """Without what its incidents say of other jobs: for a caller who may see this one alone."""
+    """The history without what its incidents say about other jobs, for a caller who may see only this one."""
     alone = tuple(incident_of_one_job(incident, job) for incident in history.incidents)
     return msgspec.structs.replace(history, incidents=alone)
 
@@ -124,8 +124,8 @@ def incident_of_one_job(incident: Incident, job: str) -> Incident:
 
 
 def _rows_of_one_job(rows: IncidentRows, job: str) -> IncidentRows:
-    """The same for all that is stored of one: without what people and messages say of it, which may name any
-    job. Of runs on the node it keeps what they did to this job, and how far they are."""
+    """The rows, restricted to this job. Texts by people and messages are left out, because they may name any
+    job. Runs on the node keep their progress and what they did to this job."""
     of_job = (None, job)
     findings = (
         _finding_of_one_job(finding, job) for finding in rows.findings if finding.component.job in of_job
@@ -146,7 +146,7 @@ def _rows_of_one_job(rows: IncidentRows, job: str) -> IncidentRows:
 
 
 def _finding_of_one_job(finding: Finding, job: str) -> Finding | None:
-    """None where all its evidence is of other jobs."""
+    """The finding with evidence of this job only; None if all its evidence is of other jobs."""
     of_job = (None, job)
     evidence = tuple(sign for sign in finding.evidence if sign.job in of_job)
     if finding.evidence and not evidence:
@@ -180,13 +180,13 @@ def _run_of_one_job(record: RunRecord, jobs_hit: Iterable[str], job: str) -> Run
     )
 
 
-#: The work was lost, and how much is known.
+#: Bases of a loss: work was lost, and the amount is known.
 _LOST = frozenset({HitBasis.checkpoint, HitBasis.start})
 
 
 class Lost(NamedTuple):
-    """GPU-hours that a job lost; None: unknown. `at_most`: the job reported no durable checkpoint between two
-    restarts, so all of that time counts."""
+    """GPU-hours that a job lost; None if unknown. `at_most`: the job reported no durable checkpoint between
+    two restarts, so all of that time counts."""
 
     hours: float | None
     at_most: bool = False
@@ -200,11 +200,11 @@ def gpu_hours_lost(
     hit: bool,
     lives: Mapping[int, JobHit] | None = None,
 ) -> Lost:
-    """What the job lost at each restart count: by its incidents (`lives`), else GPUs × the time from the last
-    durable checkpoint to the requeue.
+    """What the job lost at each restart count: from its incidents (`lives`), else GPUs × the time from the
+    last durable checkpoint to the requeue.
 
-    Unknown: a job that an earlier version's incident hit and healer did not requeue, a requeue without a
-    durable checkpoint, or a job whose GPUs Slurm does not report.
+    Unknown for a job hit by an incident of an earlier version that healer did not requeue, for a requeue
+    without a durable checkpoint, and for a job whose GPUs Slurm does not report.
     """
     losses = {life: loss for life, loss in (lives or {}).items() if loss.basis in _LOST}
     unknown = {life for life, loss in (lives or {}).items() if loss.basis is HitBasis.unknown}
@@ -225,7 +225,7 @@ def gpu_hours_lost(
 
 
 def goodput_rows(sums: Iterable[GoodputSum], prices: Prices) -> list[GoodputRow]:
-    """A row for each name, the most GPU-hours first; with prices where every partition of it has one."""
+    """One row per name, most GPU-hours first; with prices if all its partitions have one."""
     by_name: dict[str, list[GoodputSum]] = {}
     for each in sums:
         by_name.setdefault(each.name, []).append(each)
@@ -241,12 +241,12 @@ NO_HOURS = GoodputRow(name="", gpu_hours={}, total=0.0)
 
 
 def goodput_csv(rows: Iterable[GoodputRow], by: str) -> str:
-    """For a spreadsheet; an empty cell where nothing is known."""
+    """CSV for a spreadsheet; a cell is empty if its value is unknown."""
     file = io.StringIO()
     write = csv.writer(file, lineterminator="\n").writerow
     write([by, *(f"{spent}_gpu_hours" for spent in Spent), "gpu_hours", "effective", "cost", "wasted"])
     for row in rows:
-        # A spreadsheet runs a text that begins like a formula.
+        # A spreadsheet executes a cell that begins like a formula.
         name = f"'{row.name}" if row.name[:1] in ("=", "+", "-", "@", "\t", "\r") else row.name
         hours = (row.gpu_hours.get(spent, 0.0) for spent in Spent)
         write([name, *hours, row.total, row.effective, row.cost, row.wasted])
@@ -258,7 +258,7 @@ def _goodput_row(name: str, sums: Sequence[GoodputSum], prices: Prices) -> Goodp
     cost, wasted = 0.0, 0.0
     for each in sums:
         hours[each.spent] = hours.get(each.spent, 0.0) + each.gpu_hours
-        # Waits in the queue hold no GPU.
+        # Time in the queue uses no GPU.
         price = prices.of(each.partition) if each.spent is not Spent.queued else 0.0
         cost += each.gpu_hours * price if price is not None else math.nan
         wasted += each.gpu_hours * (price or 0.0) if each.spent in WASTED else 0.0
@@ -274,9 +274,9 @@ def _goodput_row(name: str, sums: Sequence[GoodputSum], prices: Prices) -> Goodp
 
 
 def readiness(pulses: Callable[[], Sequence[Pulse]], now: datetime, *, stale_s: float) -> Readiness:
-    """Whether healer can work: database, a fresh picture of Slurm, a running detector.
+    """Whether healer can work: the database, a fresh Slurm snapshot, and a running detector.
 
-    With several clusters the checks are named by cluster (`slurm pod1`), and one that is well is enough.
+    With several clusters the checks are named by cluster (`slurm pod1`), and one healthy cluster is enough.
     """
     checks: dict[str, dict[str, Any]] = {"database": {"ok": True, "text": say("engine.database_answers")}}
     try:
@@ -294,7 +294,7 @@ def readiness(pulses: Callable[[], Sequence[Pulse]], now: datetime, *, stale_s: 
 
 
 def _checks_of(pulse: Pulse, now: datetime, stale_s: float) -> dict[str, dict[str, Any]]:
-    """Slurm and the detector of one cluster."""
+    """The checks of one cluster's Slurm and detector."""
     if pulse.taken_at is None:
         slurm: dict[str, Any] = {"ok": False, "text": say("engine.no_picture", cluster=pulse.cluster)}
     else:
@@ -302,13 +302,13 @@ def _checks_of(pulse: Pulse, now: datetime, stale_s: float) -> dict[str, dict[st
         text = quoted(pulse.error or say("engine.picture_age", age_s=age))
         slurm = {"ok": age <= stale_s, "text": text, "age_s": age, "limit_s": stale_s}
     if found := troubles(pulse.controller):
-        # Informational: while the picture is fresh, healer can work.
+        # Informational: healer can work while the snapshot is fresh.
         slurm["troubles"] = [
             {"what": trouble.trouble, "since": trouble.since, "text": trouble.text} for trouble in found
         ]
     text = say("engine.detector_runs" if pulse.detector else "engine.no_detector")
     seal = {"ok": True, "text": say("engine.audit_sealed")}
     if problems := seal_problems(pulse.seal, now):
-        # A witness that is away stops nothing: it gets all later.
+        # An unreachable witness blocks nothing: it gets all records later.
         seal = {"ok": SEAL not in problems, "text": joined(problems.values(), "space")}
     return {"slurm": slurm, "detector": {"ok": pulse.detector, "text": text}, "seal": seal}

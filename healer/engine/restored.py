@@ -1,6 +1,6 @@
-"""What of a restored installation has to wait for a person: its log is older than the world.
+"""What must wait for a person in a restored installation: its log is older than the state of the cluster.
 
-A pause of everything holds new steps; runs that had begun ask first, as only a person knows what was done
+A pause of everything holds new steps. Runs that had begun ask first, as only a person knows what was done
 since the backup.
 """
 
@@ -14,12 +14,12 @@ from healer.ports.commanding import CommandTx
 from healer.telling.news import restored_page
 from healer.text import say
 
-#: A worker would go on with these by itself.
+#: A worker would continue these by itself.
 _GOES_ON = frozenset({RunState.running, RunState.waiting, RunState.held})
 
 
 class Restore(NamedTuple):
-    """`backup_at`: all that was committed before then is in the database."""
+    """`backup_at`: everything committed before then is in the database."""
 
     backup_at: datetime
     at: datetime
@@ -32,13 +32,14 @@ class Restore(NamedTuple):
 
 
 def pause_of(restore: Restore) -> Pause:
-    """It lasts until a person ends it."""
+    """The pause for the restore; it lasts until a person ends it."""
     reason = str(say("engine.restored_pause", time=_shown(restore.backup_at)))
     return Pause(id=restore.name, scope="all", name="", by=restore.by, reason=reason, since=restore.at)
 
 
 def hold_back(tx: CommandTx, cluster: str, restore: Restore, head: int) -> int:
-    """Makes the cluster's runs ask, records the gap in its audit, and pages; returns how many runs ask.
+    """Makes the cluster's runs ask, records the gap in its audit, and pages; returns the number of runs that
+    ask.
 
     `head`: the number of the last link of its chain."""
     question = say("engine.restored_question", time=_shown(restore.backup_at))

@@ -1,4 +1,5 @@
-"""The state of a step by the run's log, and what a step writes to the log, the audit and the detector."""
+"""The state of a step according to the run's log, and what a step writes to the log, the audit and the
+detector."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -59,7 +60,7 @@ def is_started(entries: Sequence[LogEntry], key: str, attempt: int | None = None
 
 
 def began_at(entries: Sequence[LogEntry], key: str) -> datetime | None:
-    """When the step was first started or waited; time that a guard held it before does not count."""
+    """When the step first started or waited; time for which a guard held it before that does not count."""
     begun = (StepEvent.started, StepEvent.waiting)
     return next((entry.at for entry in since_retry(entries, key) if entry.event in begun), None)
 
@@ -69,13 +70,13 @@ BEFORE = "before_effect"
 
 
 def is_asked(entries: Sequence[LogEntry], key: str, attempt: int) -> bool:
-    """This attempt was made, and its outcome is awaited."""
+    """This attempt was made, and its outcome is pending."""
     waited = (entry for entry in since_retry(entries, key) if entry.event is StepEvent.waiting)
     return any(entry.attempt == attempt and not entry.data.get(BEFORE) for entry in waited)
 
 
 def effect_key(run: Run, entries: Sequence[LogEntry], key: str) -> str:
-    """The key of a step's effect: the same for every worker that takes the run up, another one after a
+    """The key of a step's effect: the same for every worker that takes over the run, but a new one after a
     retry."""
     retries = sum(entry.step == key and entry.event is StepEvent.retry for entry in entries)
     return f"{run.id}:{key}:{retries}"
@@ -86,7 +87,7 @@ def last_of(entries: Sequence[LogEntry], key: str) -> LogEntry | None:
 
 
 def past_moment(playbook: Playbook, step: Step, entries: Sequence[LogEntry], now: datetime) -> Step | None:
-    """An earlier step whose moment passed while a guard held this one, so that it has to wait again."""
+    """An earlier step whose moment passed while a guard held this one, so that it must wait again."""
     moment = moment_of(playbook, step, entries)
     if moment is None:
         return None
@@ -97,7 +98,7 @@ def past_moment(playbook: Playbook, step: Step, entries: Sequence[LogEntry], now
 
 def moment_of(playbook: Playbook, step: Step, entries: Sequence[LogEntry]) -> tuple[Step, timedelta] | None:
     """The earlier step of the run that waited for a good moment, and how long such a moment lasts."""
-    before = [each.id for each in playbook.steps].index(step.id)  # its input may have been filled since
+    before = [each.id for each in playbook.steps].index(step.id)  # by id, as its input may have changed
     for earlier in playbook.steps[:before]:
         last = last_of(entries, earlier.id)
         lasts = last.data.get("moment_s") if last is not None and last.event is StepEvent.done else None
@@ -107,12 +108,12 @@ def moment_of(playbook: Playbook, step: Step, entries: Sequence[LogEntry]) -> tu
 
 
 def tested_at(playbook: Playbook, entries: Sequence[LogEntry]) -> datetime | None:
-    """Since when the run trusts its node: the beginning of its tests, or a person's later retry."""
+    """Since when the run trusts its node: the start of its tests, or a person's later retry."""
     tests = (began_at(entries, step.id) for step in playbook.steps if step.do is Verb.diagnose)
     began = [at for at in tests if at is not None]
     if not began:
         return None
-    # Retries after the tests are a person's; a repeated wait for a moment comes before them.
+    # A retry after the tests comes from a person; the retry for a missed moment comes before them.
     return max([*began, *(entry.at for entry in entries if entry.event is StepEvent.retry)])
 
 
@@ -133,32 +134,32 @@ def has_drained(entries: Sequence[LogEntry]) -> bool:
 
 
 def has_reserved(entries: Sequence[LogEntry]) -> bool:
-    """The node was reserved for tests, or may have been: the step was granted."""
+    """The node was, or may have been, reserved for tests: the step was granted."""
     granted = (StepEvent.started, StepEvent.done)
     return any(entry.event in granted and entry.data.get("verb") == Verb.reserve for entry in entries)
 
 
 def is_proven(entries: Sequence[LogEntry]) -> bool:
-    """The worker has seen for itself that the node is surely unusable."""
+    """The worker has seen for itself that the node is certainly unusable."""
     last = last_of(entries, UNUSABLE)
     return last is not None and bool(last.data.get("proven"))
 
 
 def approver_of(playbook: Playbook, entries: Sequence[LogEntry]) -> str | None:
-    """The person who last approved at a step of the run; None if there is none."""
+    """The last person who approved a step of the run; None if there is none."""
     asks = {step.id for step in playbook.steps if step.wait == "approval"}
     given = (entry for entry in reversed(entries) if entry.step in asks and entry.event is StepEvent.done)
     return next((str(entry.data["by"]) for entry in given if entry.data.get("by")), None)
 
 
 def stuck_since(entries: Sequence[LogEntry]) -> datetime | None:
-    """Since when the check `jobs_left` saw all jobs of the node completing, where it ended so."""
+    """Since when the check `jobs_left` has seen all jobs on the node completing, if that is how it ended."""
     stuck = [entry for entry in entries if entry.event is StepEvent.done and "stuck_since" in entry.data]
     return datetime.fromisoformat(stuck[-1].data["stuck_since"]) if stuck else None
 
 
 def would_have_removed(entries: Sequence[LogEntry]) -> bool:
-    """A removing step of a shadow run was done, without an effect."""
+    """A removing step of a shadow run was logged as done, without an effect."""
     return any(
         entry.event is StepEvent.done and entry.data.get("would") in REMOVING_VERBS for entry in entries
     )
@@ -172,7 +173,7 @@ def restarts_of(run: Run, item: str | None, entries: Sequence[LogEntry]) -> int 
 
 
 def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[str, str | int | bool]:
-    """The present facts of the run by name, for conditions; unknown ones are left out."""
+    """The present facts of the run by name, for conditions; unknown facts are left out."""
     found: dict[str, str | int | bool] = {}
     if incident is not None:
         found = {
@@ -182,7 +183,7 @@ def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[st
         }
         chosen = run.input.get("remedy")
         asked = [Remedy(str(chosen))] if chosen else list(incident.remedy[:1])
-        # Later evidence may ask for a higher remedy, which counts.
+        # Later evidence may ask for a higher remedy, which takes precedence.
         rungs = [remedy for remedy in (*asked, *incident.remedy) if remedy in REMEDY_LADDER]
         remedy = max(rungs, key=REMEDY_LADDER.index) if rungs and chosen else next(iter(asked), None)
         found |= {"verdict.remedy": str(remedy)} if remedy else {}
@@ -203,7 +204,8 @@ def run_changed(
     reason: str | None = None,
     **more: Any,
 ) -> Command:
-    """The detector's news of a run's new state. `by` and `reason`: of the change, else of the run."""
+    """The message to the detector about a run's new state. `by` and `reason` are those of the change, else of
+    the run."""
     return Command(
         kind=CommandKind.run_changed,
         cluster=run.cluster,
@@ -231,7 +233,8 @@ def entry_of(
 
 
 def audit_of(run: Run, intent: Do, entry: LogEntry) -> AuditRecord | None:
-    """Effects and refusals are audited; checks and waits are only in the run's log."""
+    """The audit record of an effect or a refusal; None for checks and waits, which are only in the run's
+    log."""
     if intent.step.do is None or entry.event in {StepEvent.started, StepEvent.waiting}:
         return None
     worked = entry.event is StepEvent.done and not run.shadow

@@ -1,7 +1,7 @@
-"""Asks nodes whether what a relay says of them is so, before anything is taken for it (law 2).
+"""Asks nodes to confirm what a relay reports about them, before healer takes any capacity for it (law 2).
 
-The look is a run of the playbook `second-look`, which takes nothing. Its answer comes back as the news of its
-end. Until then, or until its step's time-out has passed, nothing is decided for the incident.
+The look is a run of the playbook `second-look`, which takes no capacity. Its answer arrives with the message
+that the run ended. Until then, or until its step times out, nothing is decided for the incident.
 """
 
 from datetime import timedelta
@@ -13,13 +13,13 @@ from healer.incidents.second_look import SECOND_LOOK, claims_to_ask, is_asked, m
 from healer.model import HARDWARE, Evidence, Incident, Mode, Playbook, Run, RunState, Verb
 from healer.model.run import run_id
 
-#: Nodes asked at the same time: fewer than a worker's calls by SSH, so that runs can go on.
+#: Concurrent looks: fewer than a worker's SSH calls, so that other runs can continue.
 AT_ONCE = 4
 
 
 def begin_looks(walk: Walk) -> frozenset[str]:
-    """Begins the looks that are due. Returns the incidents whose node is being asked, or is to be asked as
-    soon as there is a place: nothing is decided for them now."""
+    """Begins the looks that are due. Returns the incidents whose node is being asked, or will be as soon as
+    there is a free place: nothing is decided for them now."""
     playbook = walk.rules.playbooks.get(SECOND_LOOK)
     if playbook is None:
         return frozenset()
@@ -31,10 +31,10 @@ def begin_looks(walk: Walk) -> frozenset[str]:
     idle = (incident for incident in open_incidents if incident.id not in waits)
     due = {incident.id: claims for incident in idle if (claims := claims_to_ask(incident))}
     by_rank = by_urgency([walk.work.by_id[name] for name in due], walk.picture.slurm)
-    # What suspect senders say is held anyway, and is asked about last: it may turn out to be true.
+    # Claims of suspect senders are held anyway, and are checked last: they may turn out to be true.
     for incident in sorted(by_rank, key=lambda incident: bool(incident.doubt)):
         claims = due[incident.id]
-        run = _look(walk, incident, claims)
+        run = _look_run(walk, incident, claims)
         if is_paused(proposal_of(run, Verb.notify, incident), walk.gate, walk.now):
             continue
         if not incident.doubt:
@@ -47,7 +47,7 @@ def begin_looks(walk: Walk) -> frozenset[str]:
 
 
 def takes_a_node(walk: Walk, incident: Incident) -> bool:
-    """healer may take capacity for it by itself."""
+    """healer may take capacity for the incident by itself."""
     rule = walk.rules.by_name.get(incident.rule)
     playbook: Playbook | None = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None
     if rule is None or playbook is None or takes_nothing(playbook) or incident.root.node is None:
@@ -56,8 +56,8 @@ def takes_a_node(walk: Walk, incident: Incident) -> bool:
     return incident.fault_class in HARDWARE and incident.stopped_by is None and mode is not Mode.off
 
 
-def _look(walk: Walk, incident: Incident, claims: tuple[Evidence, ...]) -> Run:
-    """The same run for the same words about the same incident."""
+def _look_run(walk: Walk, incident: Incident, claims: tuple[Evidence, ...]) -> Run:
+    """The look for these claims; the same claims about the same incident give the same run."""
     repaired_at = walk.picture.node(incident.root.node or "").cleared_at
     return Run(
         id=run_id(f"{incident.id}|{SECOND_LOOK}|{claims[0].digest}"),

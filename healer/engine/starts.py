@@ -1,6 +1,6 @@
-"""Runs that people ask for: requests of the same moment start in one transaction, with one picture of Slurm.
+"""Runs that people request: simultaneous requests start in one transaction, with one Slurm snapshot.
 
-They are judged one after the other, each with what was granted before it
+They are judged one after the other, each with the grants of the earlier ones
 (`healer.decisions.guards.after_grant`).
 """
 
@@ -52,7 +52,7 @@ from healer.text import Said, quoted, said_by, say
 
 
 class StartRequest(NamedTuple):
-    """A request with its playbook, its job as Slurm knows it, and the jobs to be restarted with it."""
+    """A request with its playbook, its job as shown by Slurm, and the jobs to restart with it."""
 
     request: RunRequest
     playbook: Playbook
@@ -67,8 +67,8 @@ def count_begun(
     rules: Ruleset,
     now: datetime,
 ) -> GateFacts:
-    """Counts what runs that have just begun will take as if it was granted: the worker, which grants it, has
-    not come to them yet. One that a guard holds back waits like any other."""
+    """Counts the nodes of runs that have just begun as granted, although the worker that grants them has not
+    got there yet. A run that a guard holds waits like any other."""
     for run in runs:
         playbook = rules.playbooks.get(run.playbook)
         at_work = run.state is RunState.running and not run.shadow and not run.alongside
@@ -81,7 +81,7 @@ def count_begun(
 
 
 def with_begun(tx: CommandTx, facts: GateFacts, rules: Ruleset, now: datetime) -> GateFacts:
-    """The gate's facts for a person's request, with what has just begun."""
+    """The gate's facts for a person's request, including runs that have just begun."""
     begun = [tx.run(run) for node, run in facts.running.items() if node not in facts.held]
     return count_begun(facts, filter(None, begun), tx.incident, rules, now)
 
@@ -89,11 +89,11 @@ def with_begun(tx: CommandTx, facts: GateFacts, rules: Ruleset, now: datetime) -
 def start_runs(tx: CommandTx, many: Sequence[StartRequest], rules: Ruleset, clock: Clock) -> list[object]:
     """For each request its run, the verdict that refused it, the error of the request, or ALONE.
 
-    A repeated request gets its existing run. Of two on the same node or job the later one needs a transaction
-    of its own (ALONE).
+    A repeated request gets its existing run. If two requests name the same node or job, the later one needs a
+    transaction of its own (ALONE).
     """
     facts = tx.lock_gate()
-    now = clock.now()  # the lock may have been waited for
+    now = clock.now()  # after the lock, which may have taken a while
     facts = with_begun(tx, facts, rules, now)
     repeated = tx.known_runs([asked.request.id for asked in many])
     nodes = [asked.request.node for asked in many if asked.request.node is not None]
@@ -125,7 +125,7 @@ class _Batch:
         self.records: list[AuditRecord] = []
 
     def begin(self, asked: StartRequest, facts: GateFacts) -> tuple[object, GateFacts]:
-        """The run, the verdict that refuses it or the error; and the facts for the next request."""
+        """The run, the verdict that refused it, or the error; and the facts for the next request."""
         tx, rules, now, request = self._tx, self._rules, self._now, asked.request
         try:
             incident = incident_of(tx, request, facts)
@@ -158,7 +158,7 @@ class _Batch:
         return run, with_sweep(facts, run) if sweeps else facts
 
     def _conflict(self, run: Run, facts: GateFacts) -> Conflict | None:
-        """The run that works on the node already, as an error; None: the node is free."""
+        """An error if another run already works on the node; None if the node is free."""
         if run.alongside:
             other = self._tx.running_on(run.node, run.playbook)
             does = say("engine.does_the_same", run=other, node=run.node)
@@ -169,14 +169,14 @@ class _Batch:
         return Conflict(node_taken_text(run.node))
 
     def _take_over_waiting(self, run: Run, facts: GateFacts) -> None:
-        """A person's run takes over one that only waits on the same node."""
+        """Lets a person's run take over from runs that only wait on the same node."""
         for other in self._waiting:
             if other.node != run.node:
                 continue
             why = say("engine.taken_over", who=run.by, playbook=run.playbook, run=run.id)
             self._tx.set_run_state(other.id, RunState.done, why=why, at=self._now)
             if not (other.alongside or holds_slot(facts, other)):
-                _tell_untouched(self._tx, other, run, why, self._now)
+                _report_untouched(self._tx, other, run, why, self._now)
             entry = LogEntry(
                 run=other.id,
                 at=self._now,
@@ -210,7 +210,7 @@ def incident_of(tx: CommandTx, request: RunRequest, facts: GateFacts) -> Inciden
 def with_sweeps(
     tx: CommandTx, facts: GateFacts, playbook: Playbook, rules: Ruleset, now: datetime
 ) -> GateFacts:
-    """The facts, with those of the guard over sweeps where this playbook sweeps."""
+    """The facts, including those of the sweep guard if this playbook sweeps."""
     books = rules.sweeping
     if playbook.name not in books or facts.sweeps is not None:
         return facts
@@ -218,8 +218,8 @@ def with_sweeps(
 
 
 def run_to_start(asked: StartRequest, incident: Incident | None, now: datetime) -> Run:
-    """The run as it would begin now. A job has several names (`4700_3`, `4711+1`): the run has the one by
-    which Slurm lists and restarts it, as caps, fences and guards do. Raises Invalid."""
+    """The run as it would begin now. A job has several names (`4700_3`, `4711+1`); the run uses the one under
+    which Slurm lists and restarts it, like caps, fences and guards. Raises Invalid."""
     request, playbook, job = asked.request, asked.playbook, asked.job
     run = Run(
         id=request.id,
@@ -244,22 +244,22 @@ def run_to_start(asked: StartRequest, incident: Incident | None, now: datetime) 
 
 
 def take_over_untouched(tx: CommandTx, run: Run, facts: GateFacts, rules: Ruleset, now: datetime) -> bool:
-    """Ends the run that works on the node if it has only waited so far: a person goes first.
+    """Ends the run on the node if it has only waited so far: a person goes first.
 
-    The gate's lock is held: a run without a slot takes nothing before this commits, nor after it.
+    The gate's lock is held, so a run without a slot can take nothing before or after this commit.
     """
     other = _at_work(tx, run, facts)
     if other is None or not is_untouched(other, rules.playbooks.get(other.playbook), facts):
         return False
     why = say("engine.taken_over", who=run.approved_by or run.by, playbook=run.playbook, run=run.id)
     tx.set_run_state(other.id, RunState.done, why=why, at=now)
-    _tell_untouched(tx, other, run, why, now)
+    _report_untouched(tx, other, run, why, now)
     return True
 
 
-def _tell_untouched(tx: CommandTx, other: Run, run: Run, why: Said, now: datetime) -> None:
-    """Informs the detector that `other` ended for `run` and has taken nothing: its incident is decided again
-    where that ends without having returned the node."""
+def _report_untouched(tx: CommandTx, other: Run, run: Run, why: Said, now: datetime) -> None:
+    """Informs the detector that `other` ended in favour of `run` without taking anything. If it ended without
+    returning the node, its incident is decided on again."""
     if other.incident is not None and not other.shadow:
         news = run_changed(other, RunState.done, now, reason=why, early=True)
         tx.send_command(news, request=f"{run.id}:over:{other.id}")
@@ -270,13 +270,13 @@ def node_taken_text(node: str | None) -> Said:
 
 
 def _at_work(tx: CommandTx, run: Run, facts: GateFacts) -> Run | None:
-    """The other run that works on this run's node."""
+    """Another run that works on this run's node; None if there is none."""
     name = facts.running.get(run.node or "")
     return tx.lock_run(name) if name is not None and name != run.id else None
 
 
 def _inputs(playbook: Playbook, request: RunRequest) -> dict[str, Any]:
-    """The request's inputs by the playbook's types. Raises Invalid, which names the input."""
+    """The request's inputs, parsed by the playbook's types. Raises Invalid, which names the input."""
     if not playbook.inputs and not request.inputs:
         return {}
     try:
@@ -315,8 +315,8 @@ def agreed_restarts(
 def offered_restarts(
     scheduler: SlurmReads, run: Run, playbook: Playbook, judged: Callable[[Run, str], JudgeResult]
 ) -> list[RestartOffer]:
-    """Each job on the run's node, with the guards' answer to its restart if `run.by` consents. `judged`:
-    gives the answer for a run with that consent."""
+    """Each job on the run's node, with the guards' answer to its restart if `run.by` consents. `judged`
+    returns the answer for a run with that consent."""
     if run.node is None or not takes_restarts(playbook):
         return []
     offers: list[RestartOffer] = []
@@ -337,7 +337,7 @@ def offered_restarts(
 
 
 def read_job(scheduler: SlurmReads, name: str) -> SlurmJob | None:
-    """The job, a heterogeneous one as its leader; None if Slurm does not know it. Raises Conflict."""
+    """The job, the leader if it is heterogeneous; None if Slurm does not know it. Raises Conflict."""
     try:
         return whole_job(scheduler, name)
     except SchedulerError as error:
@@ -345,7 +345,7 @@ def read_job(scheduler: SlurmReads, name: str) -> SlurmJob | None:
 
 
 def _jobs_on(scheduler: SlurmReads, node: str) -> list[SlurmJob]:
-    """Running jobs on the node, a heterogeneous one as its leader. Raises Conflict."""
+    """Running jobs on the node, as leaders if heterogeneous. Raises Conflict."""
     try:
         running = [job for job in scheduler.jobs_on(node) if "COMPLETING" not in job.flags]
         return whole_jobs(scheduler, running)

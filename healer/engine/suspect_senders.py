@@ -1,4 +1,5 @@
-"""Holds the claims of relays that accuse more than one sender is believed for, and pages their names."""
+"""Holds the claims of relays that accuse more nodes than one sender is believed for, and pages people with
+their names."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +15,7 @@ from healer.text import NO_WORDS, Said
 
 
 def hold_suspects(walk: Walk) -> None:
-    """Notes on each open incident why it is not believed, until a second sense proves it."""
+    """Records on each open incident why its claims are in doubt, until a second sense proves them."""
     snapshot = walk.gate.snapshot
     accusing = {incident.id for incident in walk.open_incidents() if takes_a_node(walk, incident)}
     nodes = len(snapshot.gpu_nodes) if snapshot else 0
@@ -35,7 +36,7 @@ def hold_suspects(walk: Walk) -> None:
 
 
 def _doubt(incident: Incident, named: Sequence[str], found: Mapping[str, Said]) -> Said:
-    """Why the incident is not believed; `named`: the suspects on whose text alone it rests."""
+    """Why the incident is in doubt; `named`: the suspects whose text alone it rests on."""
     if not named:
         return NO_WORDS
     denials = (denial_of(incident, sender) for sender in named)

@@ -1,9 +1,9 @@
 """Messages to people: which channels get which news and when, and their delivery.
 
-Planning finds news and queues it for the channels, one transaction a round; nothing is sent there. Delivery
+Planning finds news and queues it for the channels, one transaction per round, and sends nothing. Delivery
 sends what is due: each try is logged before it begins, and no database lock is held while a sink answers. No
 run and no walk waits for either. A sink may get a message twice (a crash after the send), with the same id; a
-channel that can be searched is searched first.
+channel that supports search is searched first.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,19 +64,18 @@ OPENING_TRIES = MAX_TRIES + 80
 #: Those of the news that an incident is over, as a page that nothing closes stays open, and of a ticket that
 #: its system does not refuse: hourly for a week.
 END_TRIES = MAX_TRIES + 7 * 24
-#: Messages or events of one call, so that a storm of them does not hold the caller for long.
+#: Messages or events per call, so that a storm does not block the caller for long.
 ROUND_MAX = 50
 #: Waits after the first to the fourth failure: 5 s, 30 s, 3 min, 18 min, each times 0.5 to 1.5.
 _FIRST_WAIT_S = 5.0
 _GROWTH = 6.0
 #: A sink may ask for a longer wait, up to this.
 _WAIT_MAX_S = 3600.0
-#: A feed that cannot be reached backs off as after one refusal for this long, then as after two.
+#: An unreachable feed backs off as after one refusal while the event is younger than this, then as after two.
 _SOON = timedelta(minutes=1)
-#: An event that is older when its turn comes is skipped: a feed that was off for a week begins with
-#: yesterday.
+#: Events older than this are skipped: a feed that was off for a week resumes with yesterday's.
 _OLDEST = timedelta(hours=24)
-#: They post every message as a new one, so that acknowledgements are not sent there.
+#: Bots that post every message as a new one, so acknowledgements are not sent there.
 _BOTS = (ChannelKind.wecom, ChannelKind.dingtalk, ChannelKind.feishu)
 #: Longer than from the queuing of a message to its round of planning.
 _LATELY = timedelta(minutes=1)
@@ -87,7 +86,7 @@ _UNNAMED = "rules/notifications.yaml names this channel no longer"
 
 
 def plan(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> None:
-    """Finds the news of this cluster and queues them for the channels."""
+    """Finds this cluster's news and queues it for the channels."""
     since = _note_channels(tx, settings, now)
     if since:
         _queue_opened(tx, cluster, settings, min(since.values()), now)
@@ -116,7 +115,7 @@ def _note_channels(tx: NewsTx, settings: Notifications, now: datetime) -> dict[s
 
 
 def _queue_opened(tx: NewsTx, cluster: str, settings: Notifications, since: datetime, now: datetime) -> None:
-    """Queues news of opened incidents. The walk itself pages for P0: only where healer cannot or may not act
+    """Queues news of opened incidents. The walk itself pages for P0, and only if healer cannot or may not act
     for a while."""
     for incident, stage in tx.unannounced(since):
         if incident.settle_until > now:
@@ -151,14 +150,15 @@ def _route(
         if since[way.channel] > row.at:
             continue
         if way.how is Manner.digest and way.channel not in thread.standing:
-            _put(tx, message, row.at, way, DeliveryState.digest)
+            _queue_delivery(tx, message, row.at, way, DeliveryState.digest)
         elif is_over:
-            _put(tx, message, row.at, way, DeliveryState.over, ended_at=now)
+            _queue_delivery(tx, message, row.at, way, DeliveryState.over, ended_at=now)
         else:
-            # It is open again: its end is true no longer, and must neither follow this nor delay it.
+            # The incident is open again: the message about its end is obsolete, and must neither follow this
+            # one nor delay it.
             tx.end_late(message.incident or message.id, way.channel, tries=MAX_TRIES)
             due = _backed_off(tx, message, way, now)
-            _put(tx, message, row.at, way, DeliveryState.due, next_try_at=due)
+            _queue_delivery(tx, message, row.at, way, DeliveryState.due, next_try_at=due)
     if message.incident is not None and thread.state is not None and not is_over:
         # The walk's own message counts as the opening: no second one. It may be more urgent itself.
         severity = thread.incident_severity or message.severity
@@ -170,8 +170,8 @@ def _route(
 def _route_follow_up(
     tx: PlanTx, row: Unrouted, message: Message, settings: Notifications, thread: Thread, now: datetime
 ) -> None:
-    """News of an incident go to the channels that have had it. Its end withdraws messages that wait and were
-    never tried."""
+    """Follow-ups go to the channels that got the incident. Its end withdraws messages that still wait and
+    were never tried."""
     is_end = message.about.stage is Stage.resolved
     if is_end:
         _withdraw_untried(tx, message.incident or message.id)
@@ -179,9 +179,11 @@ def _route_follow_up(
         name = channel.name
         if name in thread.standing or name in thread.tried:
             if is_end or channel.kind not in _BOTS:
-                _put(tx, message, row.at, Routing(name, Manner.channel), DeliveryState.due, next_try_at=now)
+                _queue_delivery(
+                    tx, message, row.at, Routing(name, Manner.channel), DeliveryState.due, next_try_at=now
+                )
         elif is_end and name in thread.listed:
-            _put(tx, message, row.at, Routing(name, Manner.digest), DeliveryState.digest)
+            _queue_delivery(tx, message, row.at, Routing(name, Manner.digest), DeliveryState.digest)
 
 
 def _withdraw_untried(tx: PlanTx, thread: str) -> None:
@@ -192,8 +194,8 @@ def _withdraw_untried(tx: PlanTx, thread: str) -> None:
 
 
 def _backed_off(tx: PlanTx, message: Message, way: Routing, now: datetime) -> datetime:
-    """When to send the message. An earlier one of the same alarm, or a milder one, that still waits is
-    replaced by it."""
+    """When to send the message. It replaces an earlier one of the same alarm, or a milder one, that still
+    waits."""
     channel, alarm = way.channel, alarm_of(message, way.how)
     for milder in Severity:
         if milder > message.severity:
@@ -206,12 +208,12 @@ def _backed_off(tx: PlanTx, message: Message, way: Routing, now: datetime) -> da
 
 
 def alarm_of(message: Message, how: Manner, severity: Severity | None = None) -> str:
-    """The alarm by which repeats back off. Pages and messages are counted apart, and so is each severity:
-    what became worse is no repeat."""
+    """The alarm whose repeats back off. Pages and messages count separately, and so does each severity: a
+    worse severity is no repeat."""
     return f"{message.about.alarm or message.id} {severity or message.severity} {how}"
 
 
-def _put(
+def _queue_delivery(
     tx: PlanTx, message: Message, at: datetime, way: Routing, state: DeliveryState, **when: datetime
 ) -> None:
     alarm = alarm_of(message, way.how)
@@ -219,7 +221,8 @@ def _put(
 
 
 def _gather_digests(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> None:
-    """Queues one message for all that waits at a channel, once the oldest has waited long enough."""
+    """Queues one message for everything that waits at a channel, once the oldest item has waited long
+    enough."""
     oldest = tx.digests()
     for channel in settings.channels:
         if channel.name not in oldest:
@@ -233,7 +236,7 @@ def _gather_digests(tx: PlanTx, cluster: str, settings: Notifications, now: date
         message = news.digest(name, cluster, items, settings.console_url)
         tx.queue(message, routed=True)
         way = Routing(channel.name, Manner.digest)
-        _put(tx, message, now, way, DeliveryState.due, next_try_at=now)
+        _queue_delivery(tx, message, now, way, DeliveryState.due, next_try_at=now)
         tx.end_digest([number for number, _, _ in waiting], name)
 
 
@@ -241,8 +244,8 @@ def _gather_digests(tx: PlanTx, cluster: str, settings: Notifications, now: date
 
 
 class Links(NamedTuple):
-    """How people reach the console, the secret that shows them a page without signing in, and the language
-    that they read."""
+    """How people reach the console, the secret that lets a link show a page without sign-in, and the people's
+    language."""
 
     console_url: str = ""
     secret: str | None = None
@@ -261,10 +264,11 @@ def deliver_due(
     chance: Callable[[], float],
     links: Links = NO_LINKS,
 ) -> int:
-    """Sends what is due to the webhook and the ticket system, pages first; the number that they took.
+    """Sends what is due to the webhook and the ticket system, pages first; returns the number that they
+    accepted.
 
-    `chance` gives 0..1 for the jitter. A sink that failed once is left alone until the next call, so a dead
-    one costs one time-out; errors of the database go to the caller.
+    `chance` returns 0..1 for the jitter. A sink that failed once is skipped until the next call, so a dead
+    one costs one time-out. Database errors go to the caller.
     """
     sent, messages_go, tickets_go = 0, True, True
     for _ in range(ROUND_MAX):
@@ -317,8 +321,9 @@ def deliver_to(
     clock: Clock,
     chance: Callable[[], float],
 ) -> int:
-    """Sends what is due to this channel, pages first; returns the number that it took. After a failure the
-    rest waits for the next call. `teller` may raise DeliveryFailed; `chance` gives 0..1 for the jitter."""
+    """Sends what is due to this channel, pages first; returns the number that it accepted. After a failure
+    the rest waits for the next call. `teller` may raise DeliveryFailed; `chance` returns 0..1 for the
+    jitter."""
     sent = 0
     with outbox.alone() as is_mine:
         for _ in range(ROUND_MAX if is_mine else 0):
@@ -354,7 +359,7 @@ def _send_to_channel(
         buttons=channel.has_buttons,
     )
     notice = msgspec.structs.replace(notice, language=links.language)
-    if attempt.begun > 1 and (found := _found(channel, notice, attempt.reference)):
+    if attempt.begun > 1 and (found := _reference_in(channel, notice, attempt.reference)):
         return notice, Outcome(state=DeliveryState.sent, word="found", text=found)
     if attempt.is_over:
         return None, _OVER
@@ -362,9 +367,9 @@ def _send_to_channel(
     return notice, Outcome(state=DeliveryState.sent, word="taken", text=reference)
 
 
-def _found(channel: MessageChannel, notice: Notice, reference: str) -> str:
-    """Where the channel has the message; empty also where it does not let us look: twice is better than
-    never."""
+def _reference_in(channel: MessageChannel, notice: Notice, reference: str) -> str:
+    """Where the channel has the message; empty also if the channel does not allow a search: twice is better
+    than never."""
     try:
         return channel.find(notice, reference) if channel.can_find else ""
     except DeliveryFailed as error:
@@ -386,8 +391,8 @@ def renew(outbox: ChannelOutbox, channel: Renewer, every: timedelta, now: dateti
 def outcome_of_failure(
     attempt: Attempt, error: DeliveryFailed, now: datetime, chance: float, *, may_end: bool = False
 ) -> Outcome:
-    """The outcome of a failed try: another one, unless it was the last, or (`may_end`) the sink will never
-    take it."""
+    """The outcome of a failed try: another try, unless it was the last or (`may_end`) the sink will never
+    accept it."""
     wish = error.retry_after_s
     held_until = now + timedelta(seconds=min(wish, _WAIT_MAX_S)) if wish else None
     ends = attempt.tries >= _most_tries(attempt, refused=error.refused) or (may_end and error.refused)
@@ -404,7 +409,7 @@ def outcome_of_failure(
 
 
 def wait_after(tries: int, retry_after_s: float | None, chance: float) -> float:
-    """Seconds to the next try after so many have failed. The sink's own wish counts if it is longer."""
+    """Seconds to the next try after this many failures. The sink's own request counts if it is longer."""
     wait_s = _FIRST_WAIT_S * _GROWTH ** (tries - 1) * (0.5 + chance)
     return min(max(wait_s, retry_after_s or 0.0), _WAIT_MAX_S)
 
@@ -444,10 +449,10 @@ def _record(attempt: Attempt, outcome: Outcome, now: datetime) -> AuditRecord | 
 
 
 def deliver_events(feed: EventFeed, sink: EventSink, *, clock: Clock, chance: Callable[[], float]) -> int:
-    """Sends each sealed record of the audit, in order and at least once; the number that the sink took.
+    """Sends each sealed audit record, in order and at least once; returns the number that the sink accepted.
 
-    One that the sink refused `MAX_TRIES` times is passed over, so that it hears the next; while it cannot be
-    reached nothing is passed over but by age.
+    A record that the sink refused `MAX_TRIES` times is skipped, so that the sink gets the next one. While the
+    sink is unreachable, records are skipped only by age.
     """
     sent = 0
     for _ in range(ROUND_MAX):

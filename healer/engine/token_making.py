@@ -1,4 +1,4 @@
-"""Tokens and service accounts: what is refused when one is made, and what takes its place."""
+"""Tokens and service accounts: the checks when one is created, and its successor."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -22,8 +22,8 @@ from healer.text import say
 
 
 def checked_token(new: NewToken, now: datetime) -> NewToken:
-    """The token to make: a name with a slash makes it a service account, which has an owner. Both that and a
-    token above viewer have an end. Raises Invalid, which names the field."""
+    """The token to create. A name with a slash makes it a service account, which needs an owner. A service
+    account and a token above viewer must expire. Raises Invalid, which names the field."""
     if shown(new.name) != new.name:
         raise Invalid("name", say("engine.name_unseen", name=new.name))
     if broke_glass(new.name):
@@ -45,7 +45,7 @@ def checked_token(new: NewToken, now: datetime) -> NewToken:
 
 
 def _end(new: NewToken, now: datetime) -> datetime:
-    """Raises Invalid for one that is too far away."""
+    """The expiry. Raises Invalid if it is too far away."""
     until = new.expires_at if new.expires_at is not None else now + LASTS_AT_MOST
     if new.role not in LASTS_LONGER and until > now + LASTS_AT_MOST:
         raise Invalid("expires", say("engine.token_too_long", role=new.role.value, days=LASTS_AT_MOST.days))
@@ -59,13 +59,13 @@ def _check_routes(routes: Sequence[str]) -> None:
 
 
 def successor(row: TokenRow, now: datetime, lasts: timedelta | None = None) -> NewToken:
-    """The token that takes the place of this one: the same rights, and as long as that one was to last unless
-    said otherwise. Raises Conflict, Invalid."""
+    """The token that replaces this one: the same rights, and the same lifetime unless `lasts` is given.
+    Raises Conflict, Invalid."""
     if not row.is_in_force(now):
         raise Conflict(say("engine.token_ended", token=row.id))
     if row.once or row.node or row.job:
         raise Conflict(say("engine.not_rotated"))
-    if row.role in ACTING and row.name == f"{row.role}-{row.id}":  # made before such tokens had a name
+    if row.role in ACTING and row.name == f"{row.role}-{row.id}":  # created before such tokens had names
         raise Conflict(say("engine.token_unnamed", token=row.id))
     if lasts is None and row.expires_at is not None:
         lasts = row.expires_at - row.created_at

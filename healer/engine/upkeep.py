@@ -1,4 +1,5 @@
-"""What the walk updates under the gate's lock before it decides: vetoes, the breaker."""
+"""The walk's updates under the gate's lock before it decides: vetoes, the breaker, releases, requeues,
+sweeps."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -71,12 +72,12 @@ class Walk:
         self.started: list[str] = []
         #: The gate's facts; None while this walk does not need the gate.
         self.facts: GateFacts | None = None
-        #: Runs that have not ended, while the gate's lock is held; those that the walk ends are removed.
+        #: Runs that have not ended, while the gate's lock is held; the walk removes those that it ends.
         self.runs: dict[str, Run] = {}
 
     @property
     def gate(self) -> GateFacts:
-        """The gate's facts with what this walk has granted and freed. The lock is held."""
+        """The gate's facts, including this walk's own grants and releases. The lock is held."""
         assert self.facts is not None
         return self.facts
 
@@ -92,7 +93,7 @@ class Walk:
         return True
 
     def end_plan(self, incident: Incident, why: Said) -> bool:
-        """As `withdraw`; also ends a plan that waits for its moment, or got stuck, before it took
+        """Like `withdraw`; also ends a plan that waits for its moment or is stuck, if it has not taken
         anything."""
         run = self.tx.run(incident.run) if incident.run else None
         if run is None or self.facts is None or run.state not in {RunState.running, RunState.stuck}:
@@ -110,44 +111,45 @@ class Walk:
         self.tx.audit(audit_record(self.picture.cluster, self.now, "healer", verb, subject, **data))
 
     def pass_over(self, passed: Sequence[tuple[str, str, str]]) -> None:
-        """Audits findings that planned work or other activity explains, so that people can look for them."""
+        """Audits findings that planned work or other activity explains, so that people can find them."""
         for node, fault, why in passed:
             self.audit("finding.passed_over", f"node/{node}", fault=fault, why=why)
 
 
-#: How often references are read; people change them rarely.
+#: How often references are read; people rarely change them.
 REFERENCES_EVERY = timedelta(seconds=15)
 #: How often due sweeps are looked for.
 SWEEPS_EVERY = timedelta(seconds=30)
-#: Guards with the same answer for every node: the first one is enough.
+#: Guards that answer the same for every node, so that the first answer is enough.
 HOLDS_ALL = frozenset({Guard.stale, Guard.breaker, Guard.cooldown})
-#: The playbook of a job's restart in parallel to its incident's own run.
+#: Restarts a job in parallel to the incident's own run.
 _REQUEUE = "requeue"
-#: The class of conditions that detectors report again while they last: drains of others, silence.
+#: Conditions of this class are reported again while they last: other people's drains, silence.
 REPORTED_AGAIN = FaultClass.informational
 
 
 def settle_vetoes_and_breaker(walk: Walk) -> None:
-    _note_vetoes(walk)
+    _apply_vetoes(walk)
     _update_breaker(walk)
 
 
-def _note_vetoes(walk: Walk) -> None:
-    """Leaves nodes alone whose drain a person has lifted. The worker frees their slots: none counts here."""
+def _apply_vetoes(walk: Walk) -> None:
+    """Leaves alone any node whose drain a person has lifted. The worker frees the slots of such nodes; they
+    no longer count here."""
     facts = walk.gate
     back = {slot.node for slot in facts.slots if is_vetoed(slot, facts.vetoes)}
     changes, held = walk.picture.changes, {(slot.node, slot.drained_at) for slot in facts.slots}
     shown = changes.drains_shown = (changes.drains_shown & held) | drains_shown(facts)
     for slot, veto in find_vetoes(facts, walk.runs.values(), walk.rules, walk.now, shown):
         # A run that returned its node between the reads of slots and runs is in neither.
-        if _returns_it(walk, slot) or _changed(walk, slot, back):
+        if _is_being_returned(walk, slot) or _slot_changed(walk, slot, back):
             continue
         _veto(walk, slot, veto)
         back.add(slot.node)
     walk.facts = facts.without_slots(back)
 
 
-def _changed(walk: Walk, slot: Slot, freed: set[str]) -> bool:
+def _slot_changed(walk: Walk, slot: Slot, freed: set[str]) -> bool:
     """Its run changed the slot after the facts were read; a released slot is added to `freed`."""
     stored = walk.tx.slot_of(slot.node)
     if stored is None:
@@ -155,8 +157,8 @@ def _changed(walk: Walk, slot: Slot, freed: set[str]) -> bool:
     return stored is None or (stored.run, stored.drained_at) != (slot.run, slot.drained_at)
 
 
-def _returns_it(walk: Walk, slot: Slot) -> bool:
-    """healer's own run has just lifted the drain, and releases the slot with its next write."""
+def _is_being_returned(walk: Walk, slot: Slot) -> bool:
+    """healer's own run has just lifted the drain, and will release the slot with its next write."""
     at_work = [run for run in walk.runs.values() if run.node == slot.node and run.state is RunState.running]
     return any(not run.shadow and walk.tx.is_returning(run.id) for run in at_work)
 
@@ -190,8 +192,8 @@ def without_run(facts: GateFacts, run: Run) -> GateFacts:
 
 
 def begin_releases(walk: Walk) -> list[str]:
-    """Begins runs for jobs that a permitted prolog left held, for those that Slurm requeued after a node went
-    down, and for exclusions that are no longer needed. Returns their ids."""
+    """Begins runs for jobs that a permitted prolog failure left held, for jobs that Slurm requeued after a
+    node went down, and for exclusions that are no longer needed. Returns their ids."""
     bad = {name for incident in walk.work.by_id.values() if incident.is_open for name in incident.bad_nodes}
     at_work = {run.job for run in walk.runs.values() if run.job is not None}
     back = [
@@ -217,8 +219,8 @@ def begin_each(walk: Walk, runs: Sequence[Run]) -> list[str]:
 
 
 def begin_requeues(walk: Walk) -> list[str]:
-    """Begins a run for each job that the run of its incident does not requeue, in parallel to that run.
-    Returns the ids."""
+    """Begins a run for each job that its incident's run does not requeue, in parallel to that run. Returns
+    the ids."""
     begun: list[str] = []
     for incident in walk.open_incidents():
         jobs = [*_hit_late(walk, incident), *_lost_data(walk, incident)]
@@ -233,8 +235,8 @@ def begin_requeues(walk: Walk) -> list[str]:
 
 
 def _hit_under_their_drain(walk: Walk, incident: Incident) -> list[SlurmJob]:
-    """Jobs on a dead GPU of a node that somebody else has drained: the drain is theirs, and the jobs make no
-    step there (law 5 and 8)."""
+    """Jobs on a dead GPU of a node that someone else has drained: the drain is theirs, and the jobs make no
+    progress there (laws 5 and 8)."""
     rule, shown = walk.rules.by_name.get(incident.rule), walk.gate.snapshot
     playbook = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None
     node = shown.nodes.get(incident.root.node or "") if shown is not None else None
@@ -247,8 +249,9 @@ def _hit_under_their_drain(walk: Walk, incident: Incident) -> list[SlurmJob]:
 
 
 def _hit_late(walk: Walk, incident: Incident) -> list[SlurmJob]:
-    """Jobs hit by a fault that joined the incident in this walk, after its run had listed the jobs. Also
-    those on a dead node that the floor of service keeps: they make no step there, and start elsewhere."""
+    """Jobs hit by a fault that joined the incident in this walk, after its run had listed the jobs. Also jobs
+    on a dead node that the capacity floor keeps in service: they make no progress there, and start
+    elsewhere."""
     stays = incident.known_bad_in_service and incident.held_by is Guard.floor
     run = walk.runs.get(incident.run or "") if stays or incident.id in walk.work.wider else None
     playbook = walk.rules.playbooks.get(run.playbook) if run is not None else None
@@ -260,7 +263,7 @@ def _hit_late(walk: Walk, incident: Incident) -> list[SlurmJob]:
 
 
 def _lost_data(walk: Walk, incident: Incident) -> list[SlurmJob]:
-    """Jobs that lost data to a fault whose repair may wait; also one that Slurm shows only after the
+    """Jobs that lost data to a fault whose repair may wait, including a job that Slurm shows only after the
     fault."""
     if Remedy.requeue_job not in incident.remedy or incident.run is None or incident.jobs_hit_final:
         return []
@@ -296,8 +299,8 @@ def _requeue(incident: Incident, mode: Mode, job: SlurmJob, now: datetime) -> Ru
 
 
 def end_restarts(walk: Walk, incident: Incident, why: Said) -> None:
-    """Ends the restarts of its jobs that are still to come: a person has resolved or stopped the incident, or
-    returned its node. One that Slurm was asked for goes on: it is read back and recorded."""
+    """Ends the pending restarts of its jobs: a person has resolved or stopped the incident, or returned its
+    node. A restart already requested from Slurm continues: it is read back and recorded."""
     whose = (_REQUEUE, "healer", incident.id)
     restarts = [run for run in walk.tx.active_runs() if (run.playbook, run.by, run.incident) == whose]
     asked = _runs_under_way(walk.tx.steps_of(incident)) if restarts else frozenset[str]()
@@ -309,7 +312,7 @@ def end_restarts(walk: Walk, incident: Incident, why: Said) -> None:
 
 
 def _runs_under_way(log: Sequence[LogEntry]) -> frozenset[str]:
-    """The runs with a step that has begun and is not over: its effect may have happened. A job that was only
+    """Runs with a step that has begun and is not over: its effect may have happened. A job that was only
     asked to save its work has not been restarted."""
     begun: dict[tuple[str, str], bool] = {}
     for entry in log:
@@ -373,8 +376,8 @@ def _update_breaker(walk: Walk) -> None:
 
 
 def _canary_state(walk: Walk, canary: Run | None) -> RunState:
-    """What the canary shows: one whose drain lasts did well; one that ended before it took a node shows as
-    little as one that was cancelled."""
+    """What the canary shows: a lasting drain is a success; a canary that ended before it took a node counts
+    as cancelled."""
     if canary is None:
         return RunState.cancelled
     if canary.state is RunState.running and _has_drained(walk, canary.id):
@@ -385,7 +388,7 @@ def _canary_state(walk: Walk, canary: Run | None) -> RunState:
 
 
 def _has_taken(walk: Walk, run: Run) -> bool:
-    """A removing step of this run is done, and not because another run had done it before."""
+    """This run completed a removing step itself; the effect of another run does not count."""
     name = run.incident or ""
     incident = walk.work.by_id.get(name) or walk.tx.incident(name)
     steps = walk.tx.steps_of(incident) if incident is not None else ()
@@ -394,13 +397,14 @@ def _has_taken(walk: Walk, run: Run) -> bool:
 
 
 def _has_drained(walk: Walk, run: str) -> bool:
-    """The canary's drain was read back a cool-down ago; it may still wait a day for an empty node."""
+    """The canary's drain was read back at least a cool-down ago; the run may still wait a day for an empty
+    node."""
     drained = (slot.drained_at for slot in walk.gate.slots if slot.run == run)
     return any(at is not None and walk.now - at >= COOLDOWN for at in drained)
 
 
 def _is_full(verdict: JudgeResult) -> bool:
-    """The limit of nodes in sweep is reached."""
+    """The limit of concurrent sweeps is reached."""
     answer = verdict.answer
     if answer is None or answer.guard is not Guard.sweep or not answer.limit:
         return False
@@ -408,7 +412,7 @@ def _is_full(verdict: JudgeResult) -> bool:
 
 
 def open_incidents_on(work: Book, node: str) -> list[Incident]:
-    """Open incidents of faults on the node, without drains of others and silence."""
+    """Open incidents of faults on the node, without other people's drains and silence."""
     fits = (incident for incident in work.by_id.values() if incident.is_open and incident.root.node == node)
     return [incident for incident in fits if incident.fault_class is not REPORTED_AGAIN]
 

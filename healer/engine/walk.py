@@ -1,7 +1,7 @@
 """The walk: signals -> findings -> incidents -> decisions -> runs.
 
-The same in the detector, the simulator and replay: one batch in, one transaction, a list of runs to advance
-out. The caller wakes the workers; the sweep finds runs whose wake-up was lost.
+The detector, the simulator and replay share it: one batch in, one transaction, a list of runs to advance out.
+The caller wakes the workers; the sweep finds runs whose wake-up was lost.
 """
 
 import math
@@ -130,7 +130,7 @@ def walk(
 
 
 def _note_for_next_walk(walk: Walk, findings: Sequence[Finding]) -> None:
-    """Notes what the next walk and the senses need, after the commit."""
+    """Keeps what the next walk and the senses need, after the commit."""
     picture, incidents = walk.picture, walk.work.by_id.values()
     picture.history.keep()
     picture.nodes_changed = False
@@ -144,14 +144,14 @@ def _note_for_next_walk(walk: Walk, findings: Sequence[Finding]) -> None:
     picture.faults = open_faults(incidents)
     silent = [incident for incident in walk.open_incidents() if incident.fault in OUTAGES]
     picture.silence.outages = tuple(outage_of(outage) for outage in silent)
-    picture.silence.broken = frozenset(_of_broken_places(walk))
+    picture.silence.broken = frozenset(_nodes_of_broken_places(walk))
     picture.watched = frozenset(
         pair for incident in walk.open_incidents() for pair in measured_pairs(walk.rules, picture, incident)
     )
 
 
-def _of_broken_places(walk: Walk) -> Iterator[str]:
-    """Nodes of a place whose network is broken for them still."""
+def _nodes_of_broken_places(walk: Walk) -> Iterator[str]:
+    """Nodes whose network, shared by a place, is still broken."""
     over = walk.picture.sensed.clear_since if walk.picture.sensed is not None else {}
     for place in walk.open_incidents():
         pairs = measured_pairs(walk.rules, walk.picture, place) if is_of_place(place.fault) else ()
@@ -161,7 +161,7 @@ def _of_broken_places(walk: Walk) -> Iterator[str]:
 
 
 def _note_ended_windows(rules: Ruleset, picture: Picture, now: datetime) -> None:
-    """Notes planned work of the site's list that ended since the last walk, or before a restart."""
+    """Records planned work of the site's list that ended since the last walk, or before a restart."""
     if picture.slurm is None:
         return
     changes, nodes = picture.changes, picture.slurm.nodes.values()
@@ -170,7 +170,7 @@ def _note_ended_windows(rules: Ruleset, picture: Picture, now: datetime) -> None
 
 
 def _planned_on(rules: Ruleset, picture: Picture, now: datetime, node: SlurmNode) -> Maintenance | None:
-    """Planned work on the node now, by the site's list or by Slurm."""
+    """Planned work on the node now, from the site's list or from Slurm."""
     return planned_window(rules, picture.cluster, node, now, picture.slurm)
 
 
@@ -203,7 +203,7 @@ def _save(walk: Walk) -> None:
         walk.tx.add_findings(name, [finding])
 
 
-# --- commands of people and runs since the last walk
+# --- commands from people and runs since the last walk
 
 
 def take_command(walk: Walk, command: Command) -> None:
@@ -213,24 +213,24 @@ def take_command(walk: Walk, command: Command) -> None:
     if incident is not None and command.kind is CommandKind.merge and _is_root_of(walk, incident, command):
         return
     meant = [incident] if incident is not None else []
-    if command.kind is CommandKind.node_returned:  # the other incidents of the node end with it
+    if command.kind is CommandKind.node_returned:  # the node's other incidents end with it
         since = moment_of(command, "since")
         others = open_incidents_on(walk.work, str(command.data["node"]))
-        # Incidents that opened during the run are not what it returned the node from.
+        # The return does not cover incidents that opened during the run.
         meant += [
             other
             for other in others
             if other.id != command.incident and other.opened <= since and not is_unfinished(other, command)
         ]
     for incident in meant:
-        _apply_to(walk, incident, command)
+        _apply_command(walk, incident, command)
     if command.kind is CommandKind.split and incident is not None:
         _split(walk, walk.work.by_id[incident.id], command)
 
 
 def _is_root_of(walk: Walk, incident: Incident, command: Command) -> bool:
-    """Whether the other incident has become a part of this one since the person asked for the merge: of two
-    that are parts of each other none would be open."""
+    """The incident to merge into has become a part of this one since the person asked: if each were a part of
+    the other, neither would be open."""
     root = walk.work.root_of(str(command.data["into"]))
     return root is None or root.id == incident.id
 
@@ -242,13 +242,13 @@ def _split(walk: Walk, incident: Incident, command: Command) -> None:
     unfold_from_wave(walk.work, incident, [_without_ended_run(walk, part) for part in parts], command.by)
 
 
-def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
+def _apply_command(walk: Walk, before: Incident, command: Command) -> None:
     walk.known.setdefault(before.id, before)
     changed = apply_command(before, command)
     if command.kind is CommandKind.merge:
         changed = _left_to_its_root(walk, changed)
     proven = is_newly_proven(before, changed)
-    # A run that lists the jobs may not have seen what the detector has taken by now.
+    # The run that listed the jobs may not have seen evidence that the detector has by now.
     if proven or before.evidence_count > command.data.get("evidence_count", math.inf):
         walk.work.wider[changed.id] = proven or walk.work.wider.get(changed.id, False)
     if command.kind is CommandKind.resolve and not changed.is_open:
@@ -262,7 +262,8 @@ def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
 
 
 def _left_to_its_root(walk: Walk, merged: Incident) -> Incident:
-    """An incident that a person merged into another one of its node: that goes on from its drain."""
+    """A merged incident. If a person merged it into another one of its node, that one continues from its
+    drain."""
     name = merged.merged_into or ""
     root = walk.work.by_id.get(name) or walk.tx.incident(name)
     of_its_node = root is not None and root.root.node is not None and root.root.node == merged.root.node
@@ -270,14 +271,15 @@ def _left_to_its_root(walk: Walk, merged: Incident) -> Incident:
 
 
 def _is_given_up(before: Incident, after: Incident) -> bool:
-    """It was resolved, its node was returned, or a person stopped healer; a merged one goes on elsewhere."""
+    """The incident was resolved, its node was returned, or a person stopped healer. A merged incident
+    continues elsewhere."""
     over = before.is_open and not after.is_open and after.merged_into is None
     return over or (before.stopped_by is None and after.stopped_by is not None)
 
 
 def without_hook_drains(walk: Walk, findings: Sequence[Finding]) -> Sequence[Finding]:
-    """The findings without drains that Slurm made for a permitted hook, while a run holds the node or is at
-    work there: its drain step adopts them."""
+    """The findings without drains that Slurm made for a permitted hook, while a run holds the node or works
+    there: the run's drain step adopts them."""
     permits = walk.facts.permits if walk.facts is not None else ()
     if walk.facts is None or not permits or walk.picture.slurm is None:
         return findings
@@ -292,17 +294,17 @@ def without_hook_drains(walk: Walk, findings: Sequence[Finding]) -> Sequence[Fin
 
 
 def moment_of(command: Command, name: str) -> datetime:
-    """A time in the command's data; without it the command's own time."""
+    """A time in the command's data; if missing, the command's own time."""
     moment = command.data.get(name)
     return datetime.fromisoformat(moment) if moment else command.at
 
 
-# --- incidents that resolve, end, or leave their node to a worse one
+# --- incidents that resolve, end, or merge into a worse one
 
 
 def resolve_cleared(walk: Walk) -> None:
-    """Resolves incidents whose fault is cleared, before the walk's findings: the same fault afterwards is a
-    new one."""
+    """Resolves incidents whose fault has cleared, before the walk's findings are placed, so that the same
+    fault afterwards opens a new one."""
     for incident in walk.open_incidents():
         if (over := find_auto_resolve(walk.rules, walk.picture, incident)) is None:
             continue
@@ -313,7 +315,7 @@ def resolve_cleared(walk: Walk) -> None:
             walk.work.put(auto_resolve(incident, over, walk.now))
             _reopen_unrepaired(walk, incident)
         elif over.seen and is_untreated(incident) and incident.waits_since is None:
-            # Reports from before the boot are history: they start nothing, and a new line is news.
+            # Reports from before the boot are history and trigger nothing; a new line is news.
             changed = note_cleared(incident, over, walk.now)
             walk.work.put(msgspec.structs.replace(changed, waits_since=walk.now))
         elif (changed := note_cleared(incident, over, walk.now)) != incident:
@@ -329,7 +331,7 @@ def close_all(walk: Walk) -> None:
             walk.work.put(incident := seen)
         pairs = measured_pairs(walk.rules, walk.picture, incident) if incident.is_open else ()
         if pairs:
-            incident = _note_clear(walk, incident, pairs)
+            incident = _record_clear(walk, incident, pairs)
         elif (heard := note_speaking_again(incident, walk.picture, walk.now)) is not incident:
             walk.work.put(incident := heard)
         closed = close_if_over(
@@ -342,10 +344,10 @@ def close_all(walk: Walk) -> None:
 
 
 def _reopen_unrepaired(walk: Walk, ended: Incident) -> None:
-    """Makes incidents of their own again of what was merged into one that has ended by itself, where a line
-    asked for a repair that is not known to be done: its plan ended with the merge (law 10)."""
+    """Reopens incidents that were merged into one that has now ended by itself, if a line asked for a repair
+    that is not known to be done: their plan ended with the merge (law 10)."""
     if ended.waits_since is not None:
-        return  # it was not seen after planned work or a boot, nor were they
+        return  # it has not been confirmed since planned work or a boot, and neither have its parts
     for part in walk.tx.merged_into(ended.id):
         asks = explained_by_root(part) and rung_of(part.remedy) is not Remedy.none
         if asks and waits_for_repair(walk.rules, walk.picture, [part.id]):
@@ -354,15 +356,16 @@ def _reopen_unrepaired(walk: Walk, ended: Incident) -> None:
 
 
 def _without_ended_run(walk: Walk, part: Incident) -> Incident:
-    """A plan that ended with the merge is no remedy that was done."""
+    """The incident without its run if that has ended: a plan that ended with the merge is no completed
+    remedy."""
     run = walk.tx.run(part.run) if part.run else None
     over = run is None or run.state in ENDED_RUN_STATES
     return msgspec.structs.replace(part, run=None) if over else part
 
 
 def _lasts_in_parts(walk: Walk, closed: Incident, *, measured: bool) -> bool:
-    """Whether its end says nothing of a part that waits for a repair: silence nothing of nodes that a place
-    covers, what was measured of one GPU nothing of another (law 10)."""
+    """A part still waits for a repair that the incident's end says nothing about: the end of a silence proves
+    nothing for nodes covered by a place, and a measurement of one GPU proves nothing for another (law 10)."""
     if closed.root.node is not None:
         return measured and closed.waits_since is None and _waits_beside_root(walk, closed)
     if not ended_by_quiet(closed):
@@ -381,19 +384,19 @@ def _has_unrepaired_parts(walk: Walk, incident: Incident) -> bool:
     return waits_for_repair(walk.rules, walk.picture, parts)
 
 
-def _note_clear(walk: Walk, incident: Incident, pairs: Iterable[Pair]) -> Incident:
-    """Notes since when the cause is gone, for decisions and runs."""
+def _record_clear(walk: Walk, incident: Incident, pairs: Iterable[Pair]) -> Incident:
+    """Records since when the cause is gone, for decisions and runs."""
     since = find_clear_since(incident, walk.picture, pairs)
     if since is not None and walk.work.policies.plans(incident.rule) and _waits_beside_root(walk, incident):
-        since = None  # its plan is also for what a line asked of another part
-    changed = msgspec.structs.replace(incident, clear_since=since, ticked_at=_looked_at(walk, incident))
+        since = None  # its plan also covers a line about another part
+    changed = msgspec.structs.replace(incident, clear_since=since, ticked_at=_last_tick(walk, incident))
     if changed != incident:
         walk.work.put(changed)
     return changed
 
 
-def _looked_at(walk: Walk, incident: Incident) -> datetime | None:
-    """The time of the last tick, noted where healer may act on the incident."""
+def _last_tick(walk: Walk, incident: Incident) -> datetime | None:
+    """The time of the last tick, recorded if healer may act on the incident."""
     rule, noted = walk.rules.by_name.get(incident.rule), incident.ticked_at
     if rule is None or rule.playbook is None or walk.picture.sensed is None:
         return noted
@@ -402,17 +405,17 @@ def _looked_at(walk: Walk, incident: Incident) -> datetime | None:
 
 
 def _leave_to_worse(walk: Walk, incident: Incident) -> Incident:
-    """Merges the incident into a worse one whose run took the node over, or where its own run only waits for
+    """Merges the incident into a worse one whose run took over the node, or if its own run only waits for
     permission.
 
-    Where healer may not act on the worse one, the run goes on but does not return the node.
+    If healer may not act on the worse one, the run continues but does not return the node.
     """
     if incident.worse is None or not incident.is_open:
         return incident
     worse = walk.work.by_id.get(incident.worse)
     rule = walk.rules.by_name.get(incident.rule)
     playbook = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None
-    plan = playbook is not None and playbook.is_plan  # a plan ends by the proof of its own remedy
+    plan = playbook is not None and playbook.is_plan  # a plan ends when its own remedy is proven
     plan = plan and incident.drained_at is None
     if (
         worse is None
@@ -433,7 +436,7 @@ def _leave_to_worse(walk: Walk, incident: Incident) -> Incident:
 
 
 def _hand_over_slots(walk: Walk) -> None:
-    """The slot of a drain in place is the worse incident's: its run goes on with it, and takes it over."""
+    """Assigns slots of drained nodes to the worse incident, whose run takes them over."""
     if walk.facts is not None:
         slots = tuple(_handed_over(walk, slot) for slot in walk.facts.slots)
         walk.facts = msgspec.structs.replace(walk.facts, slots=slots)
@@ -448,7 +451,7 @@ def _handed_over(walk: Walk, slot: Slot) -> Slot:
     return slot if incident is None else msgspec.structs.replace(slot, incident=incident.id)
 
 
-# --- what an incident shows: effects that follow from it, its cost, its verdict
+# --- the incident's consequences, cost and verdict
 
 
 def note_merged(walk: Walk) -> None:
@@ -464,8 +467,8 @@ def note_merged(walk: Walk) -> None:
 
 
 def note_cost(walk: Walk) -> None:
-    """Updates the confidence of the surest finding, and what the jobs hit have lost as far as Slurm shows
-    it."""
+    """Updates the confidence to that of the surest finding, and the losses of the jobs hit, as far as Slurm
+    shows them."""
     work = walk.work
     for name, finding in work.placed:
         incident = work.by_id[name]

@@ -27,7 +27,7 @@ _TEXT_STEP = re.compile(r"\d[^.|]*\.")
 _GPU = re.compile(r"gres/gpu=(\d+)")
 #: More GPUs than any node has: such a figure says nothing of the nodes.
 _GPUS_MOST = 1024
-#: Kept of what a decoder says.
+#: How much of a decoder's message is kept.
 _WHY_LETTERS = 90
 _NO_REQUEUE = re.compile(r"--no-requeue\b")
 

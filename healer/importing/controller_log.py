@@ -52,13 +52,13 @@ class ControllerLog:
             self._found.tally.plain -= self.take(at_us, message)
 
     def take(self, at_us: int, message: str) -> int:
-        """1 if the message says something, else 0."""
+        """1 if the message was used, else 0."""
         message = without_level(message)
         for shape in _SHAPES:
             if match := shape.pattern.match(message):
                 try:
                     shape.take(self, at_us, match)
-                except ValueError as error:  # a hostlist that is none
+                except ValueError as error:  # an invalid hostlist
                     self._found.tally.skip(say("importing.not_understood", why=said_by(error)), message)
                 return 1
         return 0

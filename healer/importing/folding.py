@@ -89,7 +89,7 @@ class Fold:
         yield self._entry(at_us, "signals/kernel-log", body)
 
     def _node_of(self, host: str, lines: int = 1) -> str | None:
-        """The node; None, and counted, where the host is none."""
+        """The node; None, and counted, if the host is not one."""
         node = self._names.node(host)
         if node is not None and is_name(node):
             return node

@@ -76,7 +76,7 @@ class SmiLog(msgspec.Struct, frozen=True, array_like=True, tag="smi"):
     xml: str
 
 
-#: A source may be so far ahead of the clock that dated its file: zones.
+#: A source may be this far ahead of the clock that dated its file: zones.
 _AHEAD_US = 26 * 3_600_000_000
 #: Hosts and days of one source that are remembered: 16,000 nodes for a month. A sender may invent hosts.
 HEARD_MOST = 500_000
@@ -90,7 +90,7 @@ def decoded(payload: bytes) -> Happening:
 
 
 class Found:
-    """What one source brings: sorted runs, names, and what was skipped."""
+    """The result of one source: sorted runs, names, and what was skipped."""
 
     def __init__(self, number: int, tally: Tally, folder: Path, written_us: int) -> None:
         self.tally, self._latest_us = tally, written_us + _AHEAD_US
@@ -121,7 +121,7 @@ class Found:
         self._runs.add(at_us, _encode(happening))
 
     def hear(self, host: str, day: str) -> bool:
-        """Whether it is remembered now: what is no day of a log is not."""
+        """Whether it is remembered now: an invalid day is not."""
         days = self.heard.get(host, ())
         if day in days:
             return True

@@ -41,7 +41,7 @@ GPUS = 8
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """How to import. `cluster`: where no source names it."""
+    """How to import. `cluster`: if no source names it."""
 
     output: Path
     cluster: str = ""
@@ -83,8 +83,8 @@ class Reader(msgspec.Struct, frozen=True):
 
 
 def run(sources: Sequence[Given], wanted: Wanted, reader: Reader, progress: Progress) -> Imported:
-    """Writes the recording; what stood there before is replaced at the end, and never by nothing. An import
-    that was interrupted goes on. Raises OSError."""
+    """Writes the recording; an existing one is replaced at the end, and never by an empty one. An interrupted
+    import continues. Raises OSError."""
     with workplace(wanted.output, _plan(sources, wanted, reader)) as place:
         whole = sum(size(source.path) for source in sources)
         if whole > _SMALL_BYTES:
@@ -139,7 +139,8 @@ def _read_apart(
 
 
 def _read_before(source: Given, place: Workplace, reader: Reader) -> Found | None:
-    """What this source brought, where it is read already; standard input is, as no other process has it."""
+    """The result of this source, if it was already read; standard input is, because no other process has
+    it."""
     if source.path == STDIN:
         return read_source(source, place, reader.book, reader.names)
     return place.finished(source.number)
@@ -160,7 +161,7 @@ def _prepare(place: Workplace, reader: Reader, counter: Any, parent: int) -> Non
 
 
 def _end_with(parent: int) -> None:
-    """An import that goes on would meet it at the same files."""
+    """An import that continued would collide with it on the same files."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -208,7 +209,7 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
 
 
 def _shareable(document: Imported) -> Imported:
-    """Without the words of lines that were skipped: whose names they hold is not known."""
+    """Without the text of skipped lines: the names in them are unknown."""
     return msgspec.structs.replace(document, sources=[each.without_words() for each in document.sources])
 
 
@@ -217,7 +218,7 @@ def _lasting(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nodes(found: Sequence[Found]) -> tuple[set[str], list[Said]]:
-    """The cluster's nodes, and what was assumed of them."""
+    """The cluster's nodes, and what was assumed about them."""
     listed = {node for each in found if each.complete for node in each.nodes}
     named = {node for each in found for node in each.nodes if is_name(node)}
     if listed:
@@ -254,7 +255,7 @@ def _start_us(found: Sequence[Found]) -> int:
 
 
 def _reported(found: Sequence[Found], names: NodeNames) -> set[str]:
-    """Nodes of which a source says something, also where they wrote no line themselves."""
+    """Nodes that a source mentions, even if they wrote no line themselves."""
     hosts = (names.node(host) for each in found for host in each.hosts)
     return {node for node in hosts if node is not None and is_name(node)}
 

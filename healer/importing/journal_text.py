@@ -34,13 +34,13 @@ _EXPORTED_TIME = re.compile(rb"^__REALTIME_TIMESTAMP=(\d{1,40})$", re.MULTILINE)
 #: The longest record of the export format that is kept.
 RECORD_BYTES = 4 << 20
 _SIZE_BYTES = 8
-#: Kept of what a decoder says.
+#: How much of a decoder's message is kept.
 _WHY_LETTERS = 100
 _DAY_US = 86_400_000_000
 
 
 class JournalText:
-    """One file. `host`: where the records name none."""
+    """One file. `host`: if the records name none."""
 
     def __init__(self, found: Found, book: LineBook, host: str = "") -> None:
         self._found, self._host = found, host
@@ -87,8 +87,8 @@ class JournalText:
         self._end()
 
     def _exported(self, parts: Iterator[bytes]) -> Iterator[bytes]:
-        """Records, each with its last line end. The size of a binary field is followed: what a program wrote
-        into one is never taken for a record."""
+        """Records, each with its last line end. The size of a binary field is respected: text that a program
+        wrote into one is never read as a record."""
         held, place, left, is_long = b"", 0, 0, False
         for part in parts:
             held += part[left:]

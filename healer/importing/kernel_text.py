@@ -59,7 +59,7 @@ _HEARD = re.compile(
 
 
 class Needles:
-    """What a kernel line that healer knows may begin with, as one pattern over a block of lines."""
+    """The possible beginnings of kernel lines that healer knows, as one pattern over a block of lines."""
 
     def __init__(self, book: LineBook) -> None:
         self._book = book
@@ -161,7 +161,7 @@ class KernelText:
         self._needles = Needles(book)
         self._controller, self._slurmd = ControllerLog(found, stamps), NodeLog(found, stamps)
         self._head = _DMESG if host else _SYSLOG
-        #: (date, host) of what is remembered.
+        #: (date, host) of remembered lines.
         self._heard: set[tuple[str, bytes]] = set()
 
     def read(self, file: Bytes) -> None:
@@ -238,7 +238,7 @@ class KernelText:
         return 1
 
     def _moment(self, text: str, stamps: LocalStamps) -> tuple[int, str, int] | None:
-        """(time, host, where the rest begins)."""
+        """(time, host, start of the rest)."""
         match = self._head.match(text)
         if match is None:
             return None

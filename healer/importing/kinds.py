@@ -7,7 +7,7 @@ from healer.importing.controller_log import is_controller_log
 from healer.importing.journal_text import is_record
 from healer.text import Said, say
 
-#: So much of the beginning is looked at.
+#: How much of the beginning is examined.
 HEAD_BYTES = 64 << 10
 
 

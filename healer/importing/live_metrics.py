@@ -31,7 +31,7 @@ _AGAIN_S = (2.0, 10.0, 30.0)
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Which samples: of (since, until], in whole seconds, and whose labels fit `match`."""
+    """The samples to import: of (since, until], in whole seconds, with labels that match `match`."""
 
     url: str
     since: datetime
@@ -41,7 +41,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveMetrics:
-    """One server. Where it is, is kept with the import's state, so an interrupted one goes on."""
+    """One server. Its address is kept with the import's state, so that an interrupted one continues."""
 
     def __init__(self, found: Found, names: Names, window: Window) -> None:
         self._found, self._names, self._window = found, names, window
@@ -56,7 +56,7 @@ class LiveMetrics:
             series_names = sorted(name for name in self._all_names(client) if name in self._names)
             if not series_names:
                 tally.skip(say("importing.server_unknown_names"))
-            else:  # what is wrong with `match` is wrong with it in every window
+            else:  # an error in `match` occurs in every window
                 result(self._answer(client, selector(series_names[:1], window.match), self._next, _AGAIN_S))
             while series_names and self._next < window.until:
                 end = min(self._next + timedelta(seconds=self._width_s), window.until)

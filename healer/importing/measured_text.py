@@ -17,7 +17,7 @@ from healer.text import say
 #: Text of one happening, and of one minute in the recording.
 TEXT_BYTES = 256 << 10
 _MINUTE_US = 60_000_000
-#: Kept of what a decoder says.
+#: How much of a decoder's message is kept.
 _WHY_LETTERS = 100
 _NAME = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?\s+(\S+)(?:\s+(-?[0-9.eE+]+))?\s*$")
 #: `promtool tsdb dump` writes the name as a label.

@@ -67,7 +67,7 @@ class Reasons:
         return {name: value or "" for name, value in match.groupdict().items()}
 
     def out(self, nodes: tuple[str, ...], row: dict[str, str]) -> None:
-        """A reason that somebody set. Raises ValueError for a time that is none."""
+        """A reason that someone set. Raises ValueError for an invalid time."""
         at_us = self._stamps.at(datetime.fromisoformat(row["at"]))
         reason, user = row["reason"].strip(), _UID.sub("", row["user"].strip())
         base = "DOWN" if row["state"].lower().startswith("down") else "DRAINED"

@@ -48,7 +48,7 @@ class NodeLog:
             self._found.tally.plain -= self.take(self._host, at_us, message)
 
     def take(self, host: str, at_us: int, message: str) -> int:
-        """1 if the message says something, else 0."""
+        """1 if the message was used, else 0."""
         message = without_level(message)
         for shape in _SHAPES:
             if match := shape.pattern.match(message):

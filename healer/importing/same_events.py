@@ -10,7 +10,7 @@ import msgspec
 MARKS_MOST = 50_000
 #: A smaller offset is not reported: logs write when they hear.
 LEAST_S = 2.0
-#: The share of common events that has to agree, within so many seconds.
+#: The share of common events that must agree, within this many seconds.
 AGREE, WITHIN_S = 0.6, 2.0
 _QUARTER_S = 900
 #: Sources of one event that are compared with each other.

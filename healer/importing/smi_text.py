@@ -27,7 +27,7 @@ _ROW = re.compile(r"(?P<indent> *)(?P<label>\S[^:]*?)(?:\s*: (?P<value>.*)|\s*:?
 #: People's programs, which no rule reads.
 _PROCESSES = re.compile(r"<processes>.*?</processes>", re.DOTALL)
 _SECTION_END = re.compile(r"_{20,}$")
-#: A bug report says whose it is, and when: `date` without its zone's name, which says nothing certain.
+#: A bug report names its host and its time: `date` without the name of the zone, which is ambiguous.
 _UNAME = re.compile(r"uname: Linux (?P<host>\S+) ")
 _DATE = re.compile(
     r"Date: \w{3} (?P<month>\w{3}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)"
@@ -83,7 +83,7 @@ _FORMS = (
     (re.compile(r"clocks_(event|throttle)_reasons/(?:hw_slowdown/)?(\w+)"),
      r"clocks_\1_reasons/clocks_\1_reason_\2"),
 )  # fmt: skip
-#: Of the whole node.
+#: For the whole node.
 _NODES = frozenset({"driver_version", "cuda_version", "attached_gpus"})
 
 
@@ -95,7 +95,7 @@ class _Document(NamedTuple):
 
 
 class SmiText:
-    """One file. `host`: where it names none. `written_us`: the time of output that has none."""
+    """One file. `host`: if it names none. `written_us`: the time of output without one."""
 
     def __init__(self, found: Found, stamps: LocalStamps, written_us: int, host: str = "") -> None:
         self._found, self._stamps, self._host, self._written_us = found, stamps, host, written_us

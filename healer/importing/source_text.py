@@ -47,7 +47,7 @@ class Counter(Protocol):
 
 
 class _Counted(io.RawIOBase):
-    """A file that counts what was read of it, for the progress."""
+    """A file that counts the bytes read, for the progress."""
 
     def __init__(self, path: str, counter: Counter | None, place: int) -> None:
         self._file = io.FileIO(path)
@@ -68,7 +68,7 @@ class _Counted(io.RawIOBase):
 
 
 class _Zstd:
-    """An archive of zstd, whose library takes one that was cut off for a whole one."""
+    """An archive of zstd, whose library treats a truncated one as complete."""
 
     def __init__(self, file: IO[bytes], path: str) -> None:
         unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)

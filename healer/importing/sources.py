@@ -104,7 +104,7 @@ def zone_named(name: str) -> ZoneInfo:
 def read_source(
     source: Given, place: Workplace, book: LineBook, names: Names, counter: Counter | None = None
 ) -> Found:
-    """Never raises for what is in the source: that costs its own lines."""
+    """Never raises because of the source's contents: errors only cost its own lines."""
     if (found := place.finished(source.number)) is not None:
         return found
     try:

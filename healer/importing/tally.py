@@ -1,4 +1,4 @@
-"""What was understood of one source, and what was skipped, with the first examples."""
+"""What was understood from one source, and what was skipped, with the first examples."""
 
 from datetime import UTC, datetime
 
@@ -10,7 +10,7 @@ from healer.text import Said, say
 
 #: Examples kept of each reason, and letters of each.
 EXAMPLES, EXAMPLE_LETTERS = 3, 160
-#: Different reasons kept; what comes after is counted under the last.
+#: Different reasons kept; further ones are counted under the last.
 REASONS = 50
 
 

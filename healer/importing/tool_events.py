@@ -125,7 +125,7 @@ def _records(file: Bytes, found: Found) -> Iterator[bytes]:
 
 
 class _Rest:
-    """A file of which the first piece was looked at."""
+    """A file whose first piece was already examined."""
 
     def __init__(self, file: Bytes) -> None:
         self._file, self._first = file, file.read(1 << 20)

@@ -1,4 +1,4 @@
-"""Findings to one incident per cause: the first of `PLACERS` that answers."""
+"""Findings to incidents, one per cause: the first of `PLACERS` that answers decides."""
 
 from healer.incidents.book import Book
 from healer.incidents.correlate import take_findings

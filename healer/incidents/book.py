@@ -35,7 +35,7 @@ from healer.observations import Picture
 
 #: The longest chain of merged incidents that is followed.
 MERGED_MOST = 4
-#: The remedy that the driver asks for.
+#: The remedy for each request by the driver.
 _ASKED = {
     "reset": Remedy.drain_then_reset,
     "drain_and_reset": Remedy.drain_then_reset,
@@ -44,7 +44,7 @@ _ASKED = {
 
 
 class Policies:
-    """The rules with the modes that were set while running."""
+    """The rules, with the modes that were set at run time."""
 
     def __init__(self, rules: Ruleset) -> None:
         self.rules = rules
@@ -58,14 +58,15 @@ class Policies:
         return rule
 
     def strength(self, name: str) -> int:
-        """4: healer may act; 3: at a good moment; 2, 1: the same in shadow; 0: nothing is done."""
+        """What healer does for incidents of the rule: 4: acts; 3: acts at a good moment; 2, 1: the same in
+        shadow; 0: nothing."""
         rule = self.rules.by_name.get(name)
         if rule is None or rule.playbook is None:
             return 0
         return (4 if self.acts(rule) else 3) - (2 if self.is_watched(rule) else 0)
 
     def acts(self, rule: Rule) -> bool:
-        """The rule has a playbook that acts at once, not only at a good moment."""
+        """The rule has a playbook that acts immediately, not only at a good moment."""
         playbook = self.rules.playbooks.get(rule.playbook or "")
         return rule.playbook is not None and not (playbook is not None and playbook.is_plan)
 
@@ -75,7 +76,8 @@ class Policies:
         return rule is not None and rule.playbook is not None and not self.acts(rule)
 
     def treats(self, rule: Rule, remedy: tuple[Remedy, ...]) -> bool:
-        """It acts on each incident of the rule: at once, or as a plan, which is never given up (law 10)."""
+        """healer acts on each incident of the rule: immediately, or by a plan, which is never given up (law
+        10)."""
         return self.acts(rule) or (rule.playbook is not None and rung_of(remedy) is not Remedy.none)
 
     def may_act(self, rule: str) -> bool:
@@ -85,13 +87,13 @@ class Policies:
         return (self.modes.get(rule.name) or self.rules.mode_of(rule)) in {Mode.off, Mode.shadow}
 
     def weaker(self, rule: str, other: str) -> bool:
-        """More may be done for `other`."""
+        """healer may do more under the rule `other`."""
         return self.strength(rule) < self.strength(other)
 
 
 def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
-    """The remedy that the driver asks for, else the rule's, else that of the catalogue's row; then what
-    accompanies it."""
+    """The remedy that the driver asks for, else the rule's, else the one of the catalogue's row; followed by
+    the remedies that accompany it."""
     rungs, others = _split(rule.remedy)
     row = finding.remedy
     asked = _ASKED.get(finding.asked or "")
@@ -106,8 +108,8 @@ def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
 
 
 def _split(remedies: tuple[Remedy, ...]) -> tuple[tuple[Remedy, ...], tuple[Remedy, ...]]:
-    """The remedies on the ladder, and the others. A requeue of the job counts as another: it accompanies
-    every remedy."""
+    """The remedies on the ladder, and the others. A requeue of the job counts as one of the others, as it can
+    accompany every remedy."""
     rungs = tuple(
         remedy for remedy in remedies if remedy in REMEDY_LADDER and remedy is not Remedy.requeue_job
     )
@@ -115,7 +117,7 @@ def _split(remedies: tuple[Remedy, ...]) -> tuple[tuple[Remedy, ...], tuple[Reme
 
 
 def asks_for_action(rule: Rule, finding: Finding) -> bool:
-    """The rule asks for an action: by its remedy, or without one by its playbook."""
+    """The rule asks for an action: by its remedy or, if it has none, by its playbook."""
     remedy = remedy_of(rule, finding)
     return any(wanted is not Remedy.none for wanted in remedy) or (rule.playbook is not None and not remedy)
 
@@ -128,13 +130,12 @@ _VERDICTS = {
 
 
 def verdicts(finding: Finding, *, asks: bool) -> dict[str, Verdict]:
-    """Node -> verdict, for each node of the finding. `asks`: its rule has a plan for it, or a person is
-    asked."""
+    """Node -> verdict, for each node of the finding. `asks`: the rule has a plan for it, or asks a person."""
     verdict = _VERDICTS.get(finding.fault_class)
     if verdict is Verdict.suspect and not asks:
         verdict = Verdict.watch  # not bad enough to act
     where = finding.component
-    # Nodes behind a device or a switch may be affected, but nothing was reported about them.
+    # Nodes behind a device or a switch may be affected, but nothing was reported about the nodes themselves.
     behind = where.device is not None or (where.switch is not None and where.node is None)
     affected = () if behind else finding.affected
     named = {where.node} | {part.node for part in affected}
@@ -142,8 +143,8 @@ def verdicts(finding: Finding, *, asks: bool) -> dict[str, Verdict]:
 
 
 def merge_remedies(before: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
-    """The higher remedy of the two, and all that accompanies either; `none` only where nothing else is
-    left."""
+    """The higher of the two remedies, and everything that accompanies either; `none` only if nothing else
+    remains."""
     rungs, others = _split((*before, *new))
     top = max(rungs, key=REMEDY_LADDER.index, default=None)
     others = tuple(dict.fromkeys(others))
@@ -153,24 +154,25 @@ def merge_remedies(before: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple
 
 
 def was_out(node: SlurmNode, finding: Finding) -> bool:
-    """Whether the node was out before this fault. That Slurm does not reach a silent node is the fault."""
+    """Whether the node was already out of service before this fault. If Slurm does not reach a silent node,
+    that is the fault itself."""
     is_itself = finding.fault == NODE_SILENT and is_offline(node)
     return node.planned or not (node.in_service or is_itself)
 
 
 def incident_id(cluster: str, rule: str, root: Component, opening: str) -> str:
-    """32 hex characters over cluster, rule, root and the digest of the opening evidence."""
+    """32 hex characters: a hash of cluster, rule, root and the digest of the opening evidence."""
     identity = msgspec.json.encode([cluster, rule, root, opening], order="sorted")
     return sha256(identity).hexdigest()[:32]
 
 
-#: The most parts of an incident that are looked up for the cables that they end.
+#: The most parts of an incident whose cables are looked up.
 _PARTS = 16
 
 
 class OpenIndex:
-    """Ids of incidents by what they are about: in a storm each finding would else be compared with every
-    incident.
+    """Ids of incidents, indexed by what they are about. Without the index, each finding of a storm would be
+    compared with every incident.
 
     `link_of`: the cable that a part is an end of, or None. `shares_of`: the places that a fault of this name
     at this part may belong to.
@@ -202,14 +204,14 @@ class OpenIndex:
             self._ids[key].add(incident.id)
 
     def drop(self, name: str) -> None:
-        """Removes the incident as if it had not been opened."""
+        """Removes the incident as if it had never been opened."""
         for key in self._keys.pop(name, frozenset()):
             self._ids[key].discard(name)
         self._found.clear()
 
     def find(self, node: str | None, jobs: Collection[str], root: Component | None) -> list[str]:
-        """Ids of the open incidents of any of these, in the order of their first `put`: of the node, of
-        exactly this root or of its cable's other end; of jobs only those that blame no hardware."""
+        """Ids of matching open incidents, in the order of their first `put`: incidents of the node, of
+        exactly this root or its cable's other end, and incidents of these jobs that blame no hardware."""
         keys: list[Hashable] = [("soft", job) for job in jobs]
         if node:
             keys.append(("node", node))
@@ -218,7 +220,7 @@ class OpenIndex:
         return self._sorted(tuple(keys))
 
     def hard(self, node: str | None, jobs: Collection[str]) -> list[str]:
-        """Ids of incidents of hardware, of the node or of any of the jobs."""
+        """Ids of hardware incidents of the node or of any of the jobs."""
         keys: list[Hashable] = [("hard", job) for job in jobs]
         return self._sorted((*keys, ("hard node", node)) if node else tuple(keys))
 
@@ -232,7 +234,7 @@ class OpenIndex:
         return self._sorted((("share", sharing, place),))
 
     def _sorted(self, keys: tuple[Hashable, ...]) -> list[str]:
-        """Sorted ids, cached until the index changes: a flood asks the same question 10,000 times."""
+        """Sorted ids, cached until the index changes: a flood makes the same query 10,000 times."""
         ids = self._found.get(keys)
         if ids is None:
             found: set[str] = set()
@@ -260,9 +262,10 @@ class OpenIndex:
 
 
 class Book:
-    """The open incidents of a walk. `changed` must be saved, `placed` says which finding is where.
+    """The open incidents of a walk. `changed` must be saved; `placed` has the incident of each finding.
 
-    `find` gives any incident by its id, also one that ended long ago: its evidence opens nothing again.
+    `find` returns any incident by its id, even one that ended long ago, so that its evidence does not open
+    another one.
     """
 
     def __init__(
@@ -279,17 +282,18 @@ class Book:
         self.by_id: dict[str, Incident] = {}
         self.changed: dict[str, Incident] = {}
         self.placed: list[tuple[str, Finding]] = []
-        #: Incidents that a fatal fault joined after their jobs were listed; True: the node became surely
-        #: unusable by it.
+        #: Incidents that a fatal fault joined after their jobs were listed; True: the fault made the node
+        #: certainly unusable.
         self.wider: dict[str, bool] = {}
         self.index = OpenIndex(rules.topology.of(picture.cluster).link_of, self.places.keys)
         self.hits = Hits(picture)
-        #: Incidents opened in this walk, and the ids of those that replaced incidents which were not kept.
+        #: Incidents opened in this walk; and for opened incidents that were dropped again, the ids of their
+        #: replacements.
         self.born: set[str] = set()
         self._into: dict[str, str] = {}
-        #: Incidents merged in this walk, as they were before, by their root.
+        #: Incidents merged in this walk, in their earlier form, by root.
         self._merged: dict[str, list[Incident]] = {}
-        #: Findings that are only counted, by incident: written once for a flood.
+        #: Findings that are only counted, by incident; written once, for a flood.
         self._to_count: dict[str, list[Finding]] = {}
         for incident in incidents:
             self._keep(incident)
@@ -303,7 +307,7 @@ class Book:
         self.by_id[incident.id] = incident
 
     def close_book(self) -> None:
-        """Writes the counts, and moves placed findings to the incidents that replaced theirs."""
+        """Writes the counts, and moves findings of dropped incidents to their replacements."""
         self.write_counts()
         self.placed = [(self._into.get(name, name), finding) for name, finding in self.placed]
 
@@ -319,7 +323,7 @@ class Book:
         return self.by_id.get(name) or self.find(name)
 
     def root_of(self, name: str) -> Incident | None:
-        """The incident, or the one that it was merged into."""
+        """The incident, or the incident that it was merged into."""
         for _ in range(MERGED_MOST):
             incident = self.earlier(name)
             if incident is None or incident.merged_into is None:
@@ -363,8 +367,8 @@ class Book:
         return msgspec.structs.replace(opened, heard=add_reports(opened, finding))
 
     def open_over(self, finding: Finding, **fields: Any) -> Incident | None:
-        """A new incident over others; its id is made of its root and their first evidence. None if it was
-        opened before."""
+        """A new incident that covers others; its id is derived from its root and their first evidence. None
+        if it was opened before."""
         opened = msgspec.structs.replace(self.opened(finding), **fields)
         if self.earlier(opened.id) is not None:
             return None
@@ -388,7 +392,8 @@ class Book:
     # --- merging --------------------------------------------------------------------------------------------
 
     def merge(self, other: Incident, root: Incident) -> None:
-        """Merges `other` into its root. One that was opened in this walk is dropped without a trace."""
+        """Merges `other` into its root. An incident that was opened in this walk is dropped without a
+        trace."""
         if other.id not in self.born:
             self._merged.setdefault(root.id, []).append(other)
             self.put(merge_into(other, root, self.now))
@@ -397,5 +402,5 @@ class Book:
         self.index.drop(other.id)
         for incidents in (self.by_id, self.changed):
             incidents.pop(other.id, None)
-        for incident in self._merged.pop(other.id, ()):  # it is no root any more
+        for incident in self._merged.pop(other.id, ()):  # no longer a root
             self.put(incident)

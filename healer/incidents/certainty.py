@@ -1,9 +1,9 @@
 """How certain an incident is: which senses report it, what they claim, and what proves it. Pure.
 
-Two senses that fail independently are worth more than one. Law 2: text that a relay sends may be anybody's. A
-claim is proven by the node's own word, by what healer or Slurm saw of it, or by two independent senses: of
-two senders, as one token may send text, figures and step times alike. What is not proven may take a node
-within the caps, and restarts no job that may still make steps.
+Two senses that fail independently are stronger evidence than one. Law 2: text sent by a relay may come from
+anyone. A claim is proven by the node's own report, by what healer or Slurm saw, or by two independent senses.
+The two must come from two senders, because one token may send text, figures and step times alike. An unproven
+claim may take a node within the caps, but restarts no job that may still make progress.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -25,32 +25,34 @@ from healer.model import (
 from healer.observations.figure_senders import names_in
 from healer.text import Said, capital, joined, say
 
-#: Senses that no relay's text can speak for: one alone proves what it says.
+#: Senses that no relay can fake by text: one alone proves its claim.
 _FIRST_HAND = frozenset({Sense.kernel, Sense.hook, Sense.slurm, Sense.silence, Sense.step_times})
-#: Senses that conclude from others: only the first of them counts, where no other sense reports.
+#: Senses that are derived from other senses: only the first of them counts, and only if no other sense
+#: reports.
 CONCLUDED = (Sense.alert, Sense.history)
-#: Senses that compare measurements, or conclude from them; the others report events.
+#: Senses that compare or interpret measurements; the others report events.
 MEASURED = frozenset({Sense.metrics, Sense.step_times, Sense.forest, Sense.alert})
-#: How often an incident notes that its condition lasts: each note is a write.
+#: How often an incident records that its condition lasts: each record is a write.
 NOTED_EVERY = timedelta(seconds=15)
-#: Older reports do not count for now. A lasting condition is reported again every 5 min.
+#: Older reports do not count as present. A lasting condition is reported again every 5 min.
 AGREE_WITHIN = timedelta(minutes=15)
-#: How long a report of a node's own check counts for agreement with another sense.
+#: How long a report of a node's own check counts as agreement with another sense.
 CHECK_LASTS = timedelta(days=1)
-#: A tick over the fleet that is older says nothing about now.
+#: An older tick over the fleet says nothing about the present.
 LOOK_LASTS = timedelta(seconds=60)
 #: The most reports that an incident keeps: one per sense and GPU, or node as a whole.
 _HEARD_KEPT = 64
 
 
 def independent_senses(senses: Collection[Sense]) -> tuple[Sense, ...]:
-    """The senses that count: those that fail independently, in the order of `Sense`."""
+    """Of these, the senses that fail independently, in the order of `Sense`."""
     direct = tuple(sense for sense in Sense if sense in senses and sense not in CONCLUDED)
     return direct or tuple(sense for sense in CONCLUDED if sense in senses)[:1]
 
 
 def add_reports(incident: Incident, finding: Finding) -> tuple[SenseReport, ...]:
-    """The last report of each sense with this finding's; only reports about the root's own node count."""
+    """The latest report of each sense, including this finding's; only reports about the root's own node
+    count."""
     of_node = (evidence for evidence in finding.evidence if evidence.component.node == incident.root.node)
     more = [
         SenseReport(sense=evidence.sense, at=finding.arrived_at, part=named_part(evidence.component))
@@ -61,7 +63,8 @@ def add_reports(incident: Incident, finding: Finding) -> tuple[SenseReport, ...]
 
 
 def is_news(incident: Incident, heard: Iterable[SenseReport]) -> bool:
-    """Whether these reports are worth a note in the incident: of what lasts there is one in each walk."""
+    """Whether these reports are worth recording in the incident: a lasting condition is reported in every
+    walk."""
     noted = {(report.sense, report.part): report.at for report in incident.heard}
     return any(
         (at := noted.get((report.sense, report.part))) is None or report.at - at >= NOTED_EVERY
@@ -70,7 +73,7 @@ def is_news(incident: Incident, heard: Iterable[SenseReport]) -> bool:
 
 
 def newest_reports(heard: Iterable[SenseReport]) -> tuple[SenseReport, ...]:
-    """The last report of each sense about each part."""
+    """The latest report of each sense about each part."""
     last: dict[tuple[Sense, str], SenseReport] = {}
     for report in heard:
         earlier = last.get((report.sense, report.part))
@@ -91,9 +94,9 @@ def last_heard(incident: Incident) -> datetime:
 def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
     """The senses that recently reported the same part of the root's own node, in the order of `Sense`.
 
-    Those that name a GPU have to name the same one; one that names none agrees with any. An alert counts only
-    where no other sense reports: healer mostly reads the metric or line itself, and the same figure twice is
-    no second sense. The same holds for healer's own history.
+    Senses that name a GPU must name the same one; a sense that names none agrees with any. An alert counts
+    only if no other sense reports: healer usually reads the same metric or line itself, and the same figure
+    twice is no second sense. The same holds for healer's own history.
     """
     fresh = _counted(_fresh(incident, now))
     found: set[Sense] = set()
@@ -120,7 +123,7 @@ def senses_text(senses: tuple[Sense, ...]) -> Said:
 
 
 def why_too_few_senses(incident: Incident, needed: int, now: datetime) -> Said:
-    """Why nothing is done yet."""
+    """Why nothing is done yet: how many senses are needed, and which have reported."""
     fresh = {report.sense for report in _counted(_fresh(incident, now))}
     reporting = tuple(sense for sense in Sense if sense in fresh)
     node, senses = incident.root.node, senses_text(reporting)
@@ -133,7 +136,7 @@ def why_too_few_senses(incident: Incident, needed: int, now: datetime) -> Said:
 
 
 def has_ended_work(incident: Incident) -> bool:
-    """A fatal fault was reported, which has ended the work on its GPU. A measurement is only a level."""
+    """A fatal fault was reported, so the work on its GPU has ended. A measurement is only a level."""
     return any(evidence.fatal for evidence in incident.evidence)
 
 
@@ -151,13 +154,13 @@ _RANK = {
     FaultClass.degraded: 2,
     FaultClass.fatal: 4,
 }
-#: Rank of a measured fatal level: below a reported fatal fault, which has ended work.
+#: Rank of a measured fatal level: below a reported fatal fault, which has ended the work.
 _MEASURED_FATAL = 3
 
 
 def mark_claims(finding: Finding) -> Finding:
-    """The finding with its evidence marked by what it claims: fatal, if a fatal fault was reported, which has
-    ended the work on the GPU; and that its component surely cannot work."""
+    """The finding with its evidence marked by what it claims: fatal if a fatal fault was reported, which has
+    ended the work on the GPU; and unusable if its component certainly cannot work."""
     fatal = finding.fault_class is FaultClass.fatal and finding.evidence[0].sense not in MEASURED
     if not (fatal or finding.unusable):
         return finding
@@ -181,17 +184,17 @@ def rank_of(incident: Incident) -> int:
 
 
 def is_proof(incident: Incident, finding: Finding) -> bool:
-    """Whether the finding is of the same fault, or of a worse one, at the same part."""
+    """Whether the finding reports the same fault, or a worse one, at the same part."""
     same = finding.fault == incident.fault or rank_of_finding(finding) >= rank_of(incident)
     parts = {named_part(incident.root), named_part(finding.component)} - {""}
     return same and len(parts) < 2
 
 
 def limit_evidence(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """The first and the newest evidence, as the return of the node depends on the last.
+    """The first and the newest evidence; the return of the node depends on the last.
 
-    The newest of a sense without other evidence stays too, so that its agreement is kept; a relay's text
-    never takes the place of the node's own word.
+    The newest evidence of a sense that has no other is also kept, to preserve the agreement of senses. A
+    relay's text never displaces the node's own report.
     """
     if len(evidence) <= EVIDENCE_KEPT:
         return evidence
@@ -210,7 +213,7 @@ def _claim_of(item: Evidence) -> tuple[Sense, bool, bool, bool]:
 
 
 def is_proven_unusable(incident: Incident) -> bool:
-    """The node surely cannot be used, and not by one relay's text alone."""
+    """The node is certainly unusable, and not only by one relay's text."""
     if not incident.unusable:
         return False
     claims = [evidence for evidence in _of_root(incident) if evidence.unusable]
@@ -218,14 +221,14 @@ def is_proven_unusable(incident: Incident) -> bool:
 
 
 def is_proven_fatal(incident: Incident) -> bool:
-    """A fatal fault has ended the work on its GPU, and not by one relay's text alone."""
+    """A fatal fault has ended the work on its GPU, and not only by one relay's text."""
     claims = [evidence for evidence in incident.evidence if evidence.fatal]
     return bool(claims) and _is_proven(claims)
 
 
 def is_newly_proven(before: Incident, incident: Incident) -> bool:
-    """Jobs may be restarted for it now: the node is surely unusable only since then, or what was claimed of
-    it is proven."""
+    """Jobs may be restarted for the incident from now on: only now is its node certainly unusable, or a claim
+    about it proven."""
     if is_proven_unusable(incident) and not is_proven_unusable(before):
         return True
     claimed = any(evidence.fatal for evidence in before.evidence)
@@ -233,8 +236,8 @@ def is_newly_proven(before: Incident, incident: Incident) -> bool:
 
 
 def unproven_senders(incident: Incident) -> tuple[str, ...]:
-    """The relays on whose text alone the worst that is said of the incident rests; empty where something
-    else says so too, and where no relay speaks of it."""
+    """The relays on whose text alone the worst claim of the incident rests; empty if something else supports
+    it, or if no relay is involved."""
     worst = [evidence for evidence in incident.evidence if evidence.fatal or evidence.unusable]
     claims = worst or list(incident.evidence)
     relays = {evidence.relayed_by for evidence in claims if evidence.relayed_by}
@@ -242,7 +245,7 @@ def unproven_senders(incident: Incident) -> tuple[str, ...]:
 
 
 def unproven_claims(incident: Incident) -> list[Evidence]:
-    """What relays say of the root's node, where the worst that is said of it rests on their text alone."""
+    """What relays say about the root's node, if the worst claim rests on their text alone."""
     of_root = list(_of_root(incident))
     by_rank = (
         [evidence for evidence in of_root if evidence.unusable],
@@ -263,20 +266,20 @@ def _is_proven(claims: list[Evidence]) -> bool:
     apart = [item for item in claims if not item.relayed_by]
     if len(apart) < len(claims):
         relays = _senders(*(evidence.relayed_by for evidence in claims))
-        apart = [item for item in apart if not _is_one(_senders(item.sent_by), relays)]
+        apart = [item for item in apart if not _may_overlap(_senders(item.sent_by), relays)]
     senses = {evidence.sense for evidence in apart} - set(CONCLUDED)
     return bool(senses & _FIRST_HAND) or len(senses) > 1
 
 
-#: In the place of a sender without a token's name.
+#: Used for a sender without a token name.
 _UNNAMED = ""
 
 
 def _senders(*names: str) -> frozenset[str]:
-    """Each by the name of its token, without the id: tokens of one name are one sender's."""
+    """Each sender by the name of its token, without the id: all tokens of one name belong to one sender."""
     return frozenset(name.rpartition(" (")[0] for name in names_in(names))
 
 
-def _is_one(senders: frozenset[str], others: frozenset[str]) -> bool:
-    """One of these is one of the others, or may be: who is not named may be any of them."""
+def _may_overlap(senders: frozenset[str], others: frozenset[str]) -> bool:
+    """One of the senders is, or may be, one of the others: an unnamed sender may be any of them."""
     return bool(senders and others) and bool(senders & others or _UNNAMED in senders | others)

@@ -1,7 +1,7 @@
 """Context: findings about a node while planned work, a reboot or another activity goes on there.
 
-Slurm reports the activity. Without a recent picture of Slurm there is no context: faults are judged as
-always, and whatever takes capacity waits for a newer picture anyway.
+Slurm reports the activity. Without a recent Slurm snapshot there is no context: faults are judged as usual,
+and anything that takes capacity waits for a fresh snapshot anyway.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,16 +33,16 @@ from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
 from healer.observations import Picture
 from healer.text import NO_WORDS, Said, quoted, say
 
-#: An older picture of Slurm says nothing about present activity.
+#: An older Slurm snapshot says nothing about present activity.
 PICTURE_LASTS = timedelta(minutes=5)
-#: Faults whose entries are cached: hooks and drains may bring any number of them.
+#: Limit of the cache: hooks and drains may bring any number of fault names.
 _FAULTS_KEPT = 10_000
 
 _ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
 
 
 class Activity(NamedTuple):
-    """An activity on a node; `since`: when it began, `until`: its end, where known in advance."""
+    """An activity on a node. `since`: when it began; `until`: its end, if known in advance."""
 
     kind: ContextKind
     text: Said
@@ -67,13 +67,14 @@ class ContextTable:
         return rules
 
     def lasts(self, kind: ContextKind) -> timedelta:
-        """How long what begins with a moment explains anything at all; 0: nothing is judged by it."""
+        """How long an activity of this kind, which has only a start, explains anything; 0: it explains
+        nothing."""
         return max((rule.lasts for rule in self.rules if rule.when is kind), default=timedelta(0))
 
 
 @lru_cache(maxsize=4)
 def table_of(rules: tuple[ContextRule, ...]) -> ContextTable:
-    """One table for each set of rules, kept as long as it is in use."""
+    """One table per set of rules, kept as long as the rules are in use."""
     return ContextTable(rules)
 
 
@@ -86,7 +87,7 @@ def at_node(
     driver: tuple[str, datetime] | None,
 ) -> list[Activity]:
     """The activities on a node other than its jobs. `planned`: the work planned now; `worked_until`: the end
-    of the last planned work; `booted_at`: as the node reported it (Slurm does too); `driver`: its new
+    of the last planned work; `booted_at`: as reported by the node (Slurm reports it too); `driver`: its new
     version, and since when."""
     found = []
     state = "+".join(node.state)
@@ -116,7 +117,7 @@ def at_node(
 
 
 def at_jobs(jobs: Sequence[SlurmJob | None]) -> Activity | None:
-    """When the first of these jobs began; None without any, or if one of them is not known."""
+    """When the first of these jobs began; None without jobs, or if one of them is unknown."""
     began = [job.start_at for job in jobs if job is not None and job.start_at is not None]
     if not jobs or len(began) != len(jobs):
         return None
@@ -124,12 +125,12 @@ def at_jobs(jobs: Sequence[SlurmJob | None]) -> Activity | None:
     return Activity(ContextKind.job_start, say("incidents.job_began", time=f"{at:%H:%M:%S}"), at)
 
 
-#: Whether work is planned on a node: by the site's list or by Slurm.
+#: The planned work on a node, by the site's list or by Slurm.
 Planned = Callable[[SlurmNode], Maintenance | None]
 
 
 class Context:
-    """What goes on at each node at this moment, worked out once per node."""
+    """The activity at each node at this moment, computed once per node."""
 
     def __init__(self, rules: Ruleset, picture: Picture, now: datetime, planned: Planned) -> None:
         self.picture, self.now, self.planned = picture, now, planned
@@ -142,26 +143,26 @@ class Context:
         activities = self._known.get(node)
         if activities is None:
             shown = self._slurm.nodes.get(node) if self._slurm is not None else None
-            activities = self._known[node] = tuple(self._going(shown)) if shown is not None else ()
+            activities = self._known[node] = tuple(self._activities(shown)) if shown is not None else ()
         return activities
 
     def rules_of(self, fault: str) -> tuple[ContextRule, ...]:
         return self._table.of(fault)
 
     def ended(self, incident: Incident) -> datetime:
-        """When the work on its node ended: as it was noted, or now."""
+        """When the work on the incident's node ended: as recorded, else now."""
         noted = self.picture.changes.work_ended.get(incident.root.node or "")
         return noted if noted is not None and noted >= incident.opened else self.now
 
     def rule_for(
         self, fault: str, where: Component, jobs: Sequence[str]
     ) -> tuple[ContextRule, Activity] | None:
-        """The first rule that speaks of the fault now, and what goes on."""
+        """The first rule that applies to the fault now, and the activity."""
         if where.node is None or self._slurm is None:
             return None
-        going = self.of(where.node)
+        present = self.of(where.node)
         for rule in self._table.of(fault):
-            held = self._started(where, jobs) if rule.when is ContextKind.job_start else going
+            held = self._job_start(where, jobs) if rule.when is ContextKind.job_start else present
             for activity in held:
                 if activity.kind is rule.when and (
                     activity.since is None or self.now - activity.since < rule.lasts
@@ -169,7 +170,7 @@ class Context:
                     return rule, activity
         return None
 
-    def _going(self, node: SlurmNode) -> list[Activity]:
+    def _activities(self, node: SlurmNode) -> list[Activity]:
         state = self.picture.nodes.get(node.name)
         return at_node(
             node,
@@ -179,8 +180,8 @@ class Context:
             driver=self.picture.new_versions.get(node.name, {}).get("driver"),
         )
 
-    def _started(self, where: Component, jobs: Sequence[str]) -> tuple[Activity, ...]:
-        """When the first of the jobs that it is about began; nothing if one of them is not known."""
+    def _job_start(self, where: Component, jobs: Sequence[str]) -> tuple[Activity, ...]:
+        """The start of the first of its jobs, as an activity; empty if one of them is unknown."""
         assert self._slurm is not None
         named = [*jobs, *([where.job] if where.job else [])]
         there = [self._slurm.jobs.get(job) for job in named] or self._slurm.jobs_on(where.node or "")
@@ -189,7 +190,7 @@ class Context:
 
 
 class PassedOver(NamedTuple):
-    """A finding that activity on its node explains, and the activity."""
+    """A finding that is explained by activity on its node, and that activity."""
 
     finding: Finding
     rule: ContextRule
@@ -197,9 +198,9 @@ class PassedOver(NamedTuple):
 
 
 def split_by_context(context: Context, findings: Sequence[Finding]) -> tuple[list[Finding], list[PassedOver]]:
-    """Splits the findings into those that are reported and those that activity on the node explains.
+    """Splits the findings into those to report and those that activity on the node explains.
 
-    A fatal kernel line is always reported: it comes only once.
+    A fatal kernel line is always reported, because it comes only once.
     """
     reported, passed = [], []
     for finding in findings:
@@ -219,16 +220,17 @@ def apply_context(
     explained findings to them as ruled out. Returns those explained for the first time: (node, fault,
     why)."""
     _bound_incidents(context, work, rules, list(work.by_id.values()))
-    return _note_passed(context, work, passed)
+    return _record_passed(context, work, passed)
 
 
 def end_planned_work(context: Context, work: Book, rules: Ruleset) -> None:
-    """Before the walk's findings: findings after the work confirm faults that arose under it."""
+    """Marks incidents whose planned work has ended as waiting for proof, before the walk's findings are
+    placed: findings after the work confirm faults that arose under it."""
     _bound_incidents(context, work, rules, [incident for incident in work.by_id.values() if incident.plan])
 
 
 def _bound_incidents(context: Context, work: Book, rules: Ruleset, incidents: Sequence[Incident]) -> None:
-    """Bounds each open incident by the activity on its node, or frees it afterwards."""
+    """Bounds each open incident by the activity on its node, and updates it once the activity is over."""
     for incident in incidents:
         if incident.is_open and (changed := _bounded(context, incident, rules)) != incident:
             work.put(msgspec.structs.replace(changed, updated=context.now))
@@ -242,7 +244,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     bound = bound or late
     if bound is not None and bound.severity is not None:
         if incident.state is not IncidentState.open and not incident.plan:
-            return incident  # healer works on it: the run's own steps ask the gate
+            return incident  # healer works on it, and the run's own steps ask the gate
         return msgspec.structs.replace(
             incident,
             severity=max(incident.severity, bound.severity),
@@ -259,7 +261,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     ended = next((entry for entry in rules.context if entry.name == incident.plan), None)
     if ended is not None and ended.when in HUMAN_WORK and incident.seen_again is None:
         over = incident.waits_since or context.ended(incident)
-        # Evidence from before the work is not caused by it.
+        # Evidence from before the work is not caused by the work.
         cause = incident.cause if incident.node_was_out else rule.cause
         return msgspec.structs.replace(incident, waits_since=over, cause=cause)
     return msgspec.structs.replace(
@@ -268,7 +270,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
 
 
 def _rule_for_late_lines(context: Context, incident: Incident) -> ContextRule | None:
-    """The entry for planned work, for lines that were written before its end and arrived afterwards."""
+    """The entry for planned work, for lines that were written before its end but arrived afterwards."""
     ended, lines = context.picture.changes.work_ended.get(incident.root.node or ""), incident.evidence
     if ended is None or not all(line.line for line in lines):
         return None
@@ -279,8 +281,9 @@ def _rule_for_late_lines(context: Context, incident: Incident) -> ContextRule | 
     return next((rule for rule in rules if rule.when is ContextKind.maintenance and rule.is_reported), None)
 
 
-def _note_passed(context: Context, work: Book, passed: Sequence[PassedOver]) -> list[tuple[str, str, Said]]:
-    """Notes each explained fault of a node once per activity; a lasting condition is found by every walk."""
+def _record_passed(context: Context, work: Book, passed: Sequence[PassedOver]) -> list[tuple[str, str, Said]]:
+    """Records each explained fault of a node once per activity, although every walk finds a lasting condition
+    again."""
     passed_over = context.picture.passed_over
     still = {(entry.finding.component, entry.finding.fault, entry.rule.name) for entry in passed}
     fresh = []

@@ -1,4 +1,4 @@
-"""Findings -> incidents: by node, job and cable, and by what they share: a place of `rules/sharing.yaml`, or
+"""Findings to incidents: by node, job and cable, and by what they share: a place of `rules/sharing.yaml`, or
 a wave."""
 
 from collections.abc import Iterator, Sequence
@@ -85,7 +85,7 @@ from healer.model.faults import OUTAGES, PLACES_SILENT, REPEATS, Trait, fault_is
 from healer.observations.silences import Outage
 from healer.text import say
 
-#: The most evidence of one sense that an incident keeps from findings that only add evidence.
+#: The most evidence per sense that an incident keeps from findings that only add evidence.
 BESIDE_KEPT = 10
 
 
@@ -112,7 +112,7 @@ def take_finding(book: Book, finding: Finding) -> None:
 
 
 def apply_placement(book: Book, finding: Finding, placement: Placement) -> None:
-    """Performs what the placers decided."""
+    """Applies the placers' decision."""
     match placement:
         case Placement(Way.count, Incident() as incident):
             book.count(incident, finding)
@@ -136,7 +136,7 @@ def apply_placement(book: Book, finding: Finding, placement: Placement) -> None:
 def _add_evidence(book: Book, incident: Incident, finding: Finding) -> None:
     if len(incident.evidence) >= EVIDENCE_KEPT:
         return
-    # A flood of alerts must not push out what the incident is about.
+    # A flood of alerts must not push out the incident's main evidence.
     sense = finding.evidence[0].sense
     alike = [item for item in incident.evidence if item.sense is sense]
     if len(alike) >= BESIDE_KEPT:
@@ -155,13 +155,13 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
     fresh = tuple(evidence for evidence in finding.evidence if evidence.digest not in digests)
     heard = add_reports(incident, finding)
     if not fresh:
-        # The fault lasts: news for the senses, although no new evidence.
+        # The fault lasts: news for the senses, but no new evidence.
         if incident is not before or is_news(incident, heard):
             book.put(msgspec.structs.replace(incident, heard=heard))
         return
     rule = book.policies.of(finding)
     unknown = finding.fault_class is incident.fault_class is FaultClass.unknown
-    # A worse finding of the same thing raises the severity, unless its rule is in shadow.
+    # A worse finding of the same fault raises the severity, unless its rule is in shadow.
     watched = book.policies.is_watched(rule)
     joined = msgspec.structs.replace(
         incident,
@@ -185,12 +185,12 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
 
 
 def _part_for_repair(book: Book, incident: Incident, finding: Finding, rule: Rule) -> str | None:
-    """The part of a measured incident that a line makes which asks for a repair: the incident ends once its
-    cause is not measured any more, and what the line asks for is planned then (law 10). None where the
-    measured cause asks for as much itself: it is gone with the repair."""
+    """The part of a measured incident for a line that asks for a repair: the incident ends once its cause is
+    no longer measured, and the line's repair is planned then (law 10). None if the measured cause asks for an
+    equal remedy itself, whose repair covers the line too."""
     node, measured = finding.component.node, book.rules.by_name.get(incident.rule)
     asked, rung = rung_of(remedy_of(rule, finding)), rung_of(measured.remedy if measured is not None else ())
-    rung = max(rung, Remedy.requeue_job, key=REMEDY_LADDER.index)  # which repairs nothing
+    rung = max(rung, Remedy.requeue_job, key=REMEDY_LADDER.index)  # a requeue repairs nothing
     more = REMEDY_LADDER.index(asked) > REMEDY_LADDER.index(rung)
     lasts = bool(finding.evidence[0].line) and finding.fault_class in HARDWARE and node is not None
     if not (more and lasts and is_measured(book.rules, incident)):
@@ -207,7 +207,7 @@ def _part_for_repair(book: Book, incident: Incident, finding: Finding, rule: Rul
 
 
 def _judged(incident: Incident, finding: Finding, rule: Rule) -> dict[str, Verdict]:
-    """Verdicts of the nodes: from watch to suspect as soon as a finding asks for an action."""
+    """Verdicts of the nodes: watch becomes suspect as soon as a finding asks for an action."""
     node = finding.component.node or ""
     seen = incident.nodes.get(node) is Verdict.watch and incident.fault_class is FaultClass.degraded
     asked = verdicts(finding, asks=asks_for_action(rule, finding)).get(node) is Verdict.suspect
@@ -215,7 +215,7 @@ def _judged(incident: Incident, finding: Finding, rule: Rule) -> dict[str, Verdi
 
 
 def _reported_at(book: Book, finding: Finding) -> datetime:
-    """By healer's clock: for a line when it was written, for a condition when it was looked at."""
+    """By healer's clock: for a line the time it was written, for a condition the time of the check."""
     first, node = finding.evidence[0], finding.component.node
     if not first.line or node is None:
         return finding.arrived_at
@@ -228,7 +228,7 @@ def _has_grown(incident: Incident, finding: Finding) -> bool:
 
 
 def _open(book: Book, incident: Incident, finding: Finding, *, new: bool) -> None:
-    """Adds an incident. `new`: it replaces none that has just opened."""
+    """Adds an incident. `new`: it does not replace one that has just opened."""
     if new:
         book.born.add(incident.id)
     book.put(incident)
@@ -241,7 +241,8 @@ def _open(book: Book, incident: Incident, finding: Finding, *, new: bool) -> Non
 
 
 def _roots_first(finding: Finding) -> tuple[bool, int, bool, bool]:
-    """Sort order: roots first; a request of the driver after the line that names its fault better."""
+    """Sort key: roots first; a request by the driver comes after the line that names its fault more
+    precisely."""
     asks = fault_is(finding.fault, Trait.driver_ask)
     return finding.evidence_only, -rank_of_finding(finding), finding.teardown, asks
 
@@ -250,7 +251,7 @@ def _roots_first(finding: Finding) -> tuple[bool, int, bool, bool]:
 
 
 def open_shared_places(book: Book, touched: Sequence[Incident]) -> None:
-    """Opens an incident of a place where enough of its nodes have the fault."""
+    """Opens an incident of a place if enough of its nodes have the fault."""
     keys = {
         (sharing.name, place): sharing
         for incident in touched
@@ -261,7 +262,7 @@ def open_shared_places(book: Book, touched: Sequence[Incident]) -> None:
         if members and is_shared(sharing, members, book.places.size(sharing.place, place)):
             over = _of_place(book, sharing, place, members)
             if over is not None:
-                # Signs that added up at the place before are its first members.
+                # Incidents of signs that added up at the place before are its first members.
                 slowly = book.at(None, (), book.places.root(sharing.place, place))
                 signs = [
                     other for other in slowly if other.fault.startswith(REPEATS) and other not in members
@@ -276,7 +277,7 @@ def members_of(book: Book, sharing: Sharing, place: str) -> list[Incident]:
 
 
 def _of_place(book: Book, sharing: Sharing, place: str, members: Sequence[Incident]) -> Incident | None:
-    """The incident of the place: the one that is open, or a new one."""
+    """The place's incident: the open one, or a new one."""
     root = book.places.root(sharing.place, place)
     open_incident = next(
         (incident for incident in book.at(None, (), root) if incident.rule == sharing.name), None
@@ -285,8 +286,8 @@ def _of_place(book: Book, sharing: Sharing, place: str, members: Sequence[Incide
 
 
 def cover_members(book: Book, over: Incident, members: Sequence[Incident], *, merge: bool = True) -> None:
-    """Covers the incidents as parts. They are merged, except those that healer works on or that are surely
-    unusable (law 2)."""
+    """Covers the incidents as parts. They are merged, except those that healer works on and those that are
+    certainly unusable (law 2)."""
     parts = {over.root, *over.affected}
     fresh = [incident for incident in members if incident.root not in parts]
     if fresh:
@@ -299,7 +300,7 @@ def cover_members(book: Book, over: Incident, members: Sequence[Incident], *, me
 
 
 def cover_finding(book: Book, over: Incident, finding: Finding) -> None:
-    """Adds a finding about a part that an open incident covers as evidence, without an incident of its
+    """Adds a finding about a covered part to the open incident as evidence, without an incident of its
     own."""
     after = follow_finding(over, finding, book.hits.jobs(finding), book.now)
     if after is over:
@@ -307,7 +308,7 @@ def cover_finding(book: Book, over: Incident, finding: Finding) -> None:
     rule = book.rules.by_name.get(wave_rule(over.fault))
     alone = rule is not None and not book.policies.acts(rule) and over.rule == WAVE_RULE
     if rule is not None and alone and len(after.affected) > len(over.affected):
-        wave = grown_wave(after, book.places, book.picture)  # all nodes together may share less
+        wave = grown_wave(after, book.places, book.picture)  # together, the nodes may share less
         after = msgspec.structs.replace(after, root=wave.root, title=wave_title(wave, rule))
     book.put(after)
     book.placed.append((over.id, finding))
@@ -317,7 +318,7 @@ def cover_finding(book: Book, over: Incident, finding: Finding) -> None:
 
 
 def absorb_effects(book: Book, root: Incident) -> None:
-    """Takes waiting teardowns of its job, and milder incidents of its node or job, into a new root."""
+    """Merges waiting teardowns of its job, and milder incidents of its node or job, into a new root."""
     absorb_teardowns(book, root)
     for other in book.at(root.root.node, root.jobs_hit, root.root):
         both = NewRoot(other, root, book.policies)
@@ -350,11 +351,12 @@ def absorb_teardowns(book: Book, root: Incident) -> None:
 
 
 def cover_silences(book: Book, incident: Incident) -> None:
-    """Merges incidents of silent nodes that were reported before their number showed the shared place."""
+    """Merges incidents of silent nodes that were reported before enough nodes were silent to show the shared
+    place."""
     outages = (other for fault in sorted(OUTAGES) for other in book.these(book.index.of_fault(fault)))
     around = (*book.at(incident.root.node, (), incident.root), *outages)
     over = next((other for other in around if _covers_silence(book, other, incident)), None)
-    if over is not None:  # the node's silence is explained by an open incident
+    if over is not None:  # an open incident explains the node's silence
         _merge_silence(book, incident, over)
         return
     for fault in sorted(silences_behind(incident.fault)):
@@ -369,7 +371,8 @@ def cover_silences(book: Book, incident: Incident) -> None:
 
 
 def _merge_losses(book: Book, outage: Incident) -> None:
-    """What its members reported just before of links, packets and file servers that only members miss."""
+    """Merges what its members reported just before about links, packets and file servers, if only members
+    report it."""
     members = {part.node for part in outage.affected if part.node}
     there = [other for node in sorted(members) for other in book.at(node, (), None)]
     of_places = [other for other in book.by_id.values() if other.is_open and other.root.node is None]
@@ -387,8 +390,8 @@ def _covers_silence(book: Book, outage: Incident, other: Incident) -> bool:
 
 
 def _is_within(book: Book, narrow: Incident, wide: Incident) -> bool:
-    """Whether all nodes of the one outage are at the place of the other, which reaches beyond, and both began
-    together."""
+    """Whether all nodes of the narrow outage are at the place of the wide one, the wide one reaches beyond,
+    and both began together."""
     if not {narrow.fault, wide.fault} <= PLACES_SILENT or abs(narrow.opened - wide.opened) > EXPLAINS_FOR:
         return False
     inner, outer = outage_of(narrow), outage_of(wide)
@@ -396,15 +399,15 @@ def _is_within(book: Book, narrow: Incident, wide: Incident) -> bool:
 
 
 def _all_at(book: Book, outage: Outage, place: Outage) -> bool:
-    """Whether all nodes of `outage` are at the place of the other."""
+    """Whether all nodes of `outage` are at the place of `place`."""
     assert place.kind is not None
     nodes = (Component(cluster=book.picture.cluster, node=node) for node in outage.nodes)
     return all(book.places.of(node, place.kind) == place.place for node in nodes)
 
 
 def _merge_silence(book: Book, silence: Incident, outage: Incident) -> None:
-    """The members of a narrower outage also belong to the wider one, which lasts until all are back. What is
-    known of the same node goes with it."""
+    """Adds the members of a narrower outage to the wider one, which lasts until all are back. Known facts
+    about the same node move with it."""
     outage = book.by_id[outage.id]  # a merge just before may have widened it
     if silence.root.node is not None and silence.root.node == outage.root.node:
         outage = msgspec.structs.replace(
@@ -429,12 +432,12 @@ def open_waves(book: Book, touched: Sequence[Incident]) -> None:
         return
     for name in sorted(names):
         if rule := book.rules.by_name.get(name):
-            _note_wave(book, rule, limit)
+            _open_or_grow_wave(book, rule, limit)
 
 
-def _note_wave(book: Book, rule: Rule, limit: int) -> None:
-    """Opens or grows the wave of a rule. Incidents that healer would act on stay, held by the breaker, and
-    those with a plan; others are merged."""
+def _open_or_grow_wave(book: Book, rule: Rule, limit: int) -> None:
+    """Opens or extends the wave of a rule. Incidents that healer would act on stay, held by the breaker, as
+    do those with a plan; others are merged."""
     alike = book.these(book.index.of_rule(rule.name))
     members = [incident for incident in alike if may_be_of_wave(incident, rule, book.places)]
     newest = max(members, key=lambda incident: incident.opened, default=None)
@@ -457,13 +460,13 @@ def _note_wave(book: Book, rule: Rule, limit: int) -> None:
         cover_members(book, book.by_id[open_wave.id], rest)
 
 
-#: Nodes that Slurm drains for one cause within minutes: a job of theirs, their file server, a deployment.
+#: Slurm's drains within this time may have one cause: a shared job, file server or deployment.
 DRAINED_TOGETHER = 3
 
 
 def open_shared_drains(book: Book, touched: Sequence[Incident]) -> None:
-    """One incident for nodes that Slurm itself took out for the same cause: people are asked once. It is as
-    urgent as a wave once it is as large."""
+    """Opens one incident for nodes that Slurm itself took out for the same cause, so that people are asked
+    once. It is as urgent as a wave once it is as large as one."""
     rule, limit = book.rules.by_name.get(WAVE_RULE), wave_limit(book.rules, book.picture)
     drains = {incident.fault for incident in touched if fault_is(incident.fault, Trait.slurm_drain)}
     for fault in sorted(drains if rule is not None else ()):
@@ -486,7 +489,7 @@ def open_shared_drains(book: Book, touched: Sequence[Incident]) -> None:
 
 
 def end_waves(book: Book) -> None:
-    """Ends waves over incidents that the breaker held when the last of them is over."""
+    """Ends waves over incidents that the breaker held, once the last of those is over."""
     for incident in book.these(book.index.of_rule(WAVE_RULE)):
         rule = book.rules.by_name.get(wave_rule(incident.fault))
         quiet = book.now - incident.updated > GOES_ON
@@ -505,7 +508,7 @@ def waves_that_act(book: Book) -> Iterator[Incident]:
 
 
 def members_of_wave(book: Book, wave: Incident) -> list[Incident]:
-    """Its parts that are incidents of their own, without any action yet."""
+    """The wave's parts that are incidents of their own, and have no action yet."""
     parts = {part.node for part in wave.affected}
     theirs = book.these(book.index.of_rule(wave_rule(wave.fault)))
     return [
@@ -516,7 +519,7 @@ def members_of_wave(book: Book, wave: Incident) -> list[Incident]:
 
 
 def held_by_breaker(members: Sequence[Incident]) -> list[Incident]:
-    """Those that only the breaker holds, and that no person has acknowledged, reviewed or stopped."""
+    """The members that only the breaker holds, and that no person has acknowledged, reviewed or stopped."""
     return [
         incident
         for incident in members
@@ -526,7 +529,7 @@ def held_by_breaker(members: Sequence[Incident]) -> list[Incident]:
 
 
 def fold_into_wave(book: Book, wave: Incident, members: Sequence[Incident]) -> None:
-    """Merges the members into the wave. Surely unusable ones stay known bad (law 2)."""
+    """Merges the members into the wave. Certainly unusable ones remain known bad (law 2)."""
     book.put(cover_parts(wave, members, book.now))
     grown = book.by_id[wave.id]
     bad = {incident.root.node or "": Verdict.isolate for incident in members if incident.unusable}
@@ -549,8 +552,8 @@ def fold_into_wave(book: Book, wave: Incident, members: Sequence[Incident]) -> N
 
 
 def unfold_from_wave(book: Book, wave: Incident, members: Sequence[Incident], by: str | None = None) -> None:
-    """Makes the members incidents of their own again. `by`: a person split them, so that only a person merges
-    them again."""
+    """Makes the members incidents of their own again. `by`: the person who split them, after which only a
+    person merges them again."""
     for incident in members:
         member = reopen_merged(incident, book.now)
         if by is not None:

@@ -1,5 +1,5 @@
 """Forecasts and their outcomes: each forecast is stored once, and ends as a hit, a miss or void. A fault
-without a forecast is stored too, for the recall."""
+without a forecast is also stored, for the recall."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -16,9 +16,9 @@ from healer.text import Said, reworded, say
 
 #: How often open forecasts are checked for their end.
 LOOK = timedelta(minutes=10)
-#: The longest time that a rule may look ahead: older forecasts do not matter for new ones.
+#: The longest horizon of a rule: older forecasts do not matter for new ones.
 LOOK_BACK = timedelta(days=30)
-#: Characters of what proved a forecast.
+#: Maximum length of a forecast's proof, in characters.
 _PROOF_MAX = 300
 
 
@@ -30,8 +30,8 @@ def settle_forecasts(
     placed: Sequence[tuple[str, Finding]],
     now: datetime,
 ) -> None:
-    """Stores the forecasts of this walk and the outcomes of earlier ones. Reads nothing where the walk has
-    nothing about forecasts.
+    """Stores this walk's forecasts and the outcomes of earlier ones. Reads nothing if the walk has no
+    findings about forecasts and no check is due.
 
     `placed`: (incident, finding) of this walk.
     """
@@ -113,7 +113,7 @@ def _hits(
             yield left[forecast.id]
         if picture.sensed is None:
             continue
-        # A repeat of the fault, or an effect of it, is not counted again.
+        # A repeat or an effect of the fault is not counted again.
         spoken = [finding.at - (forecast.ended_at or forecast.told_at) for forecast in of_part]
         for rule in rules:
             if _names_part(rule, where) and not any(
@@ -190,7 +190,8 @@ def _names_part(rule: ForecastRule, where: Component) -> bool:
 def _concerns_part(
     rule: ForecastRule, forecast_part: Component, reported: Component, picture: Picture
 ) -> bool:
-    """The fault is of the forecast's part; a fault that names only the node is taken for any part of it."""
+    """Whether the fault is at the forecast's part; a fault that names only the node may be at any of its
+    parts."""
     if rule.scope in OF_DEVICES:
         return forecast_part.device == reported.device and reported.part in (None, forecast_part.part)
     if forecast_part.node != reported.node or reported.node is None:

@@ -1,7 +1,7 @@
-"""What each GPU-second of a job was spent on, from what Slurm, the job and healer saw of it.
+"""How each GPU-second of a job was spent, from what Slurm, the job and healer recorded.
 
-A partition of its time in the queue and in its allocations, without gaps and overlaps. The classes are those
-of `healer.model.goodput`."""
+A partition of the job's time in the queue and in its allocations, without gaps and overlaps. The classes are
+those of `healer.model.goodput`."""
 
 import math
 from bisect import bisect_left
@@ -14,17 +14,18 @@ from healer.model import HitBasis, Incident, Review
 from healer.model.faults import HANG
 from healer.model.goodput import HOURS_KEPT, Harm, Held, HourSpent, JobLife, Slice, Spent, Stretch
 
-#: Steps that take so much longer than usual are slow, where an incident explains it.
+#: Steps that exceed the usual duration by this factor are slow, if an incident explains it.
 _SLOW = 1.01
-#: A pause of up to so many steps may be an unfinished step.
+#: A pause of up to this many steps may be an unfinished step.
 _UNFINISHED = 2.0
-#: A standstill that samples show is dated by the last sample before it: up to so long before the last step.
+#: A standstill shown by samples is dated by the last sample before it, at most this long before the last
+#: step.
 _BETWEEN_SAMPLES = timedelta(seconds=60)
 _DONE = "COMPLETED"
 
 
 class _Part(NamedTuple):
-    """Of a life, before it is multiplied by GPUs."""
+    """A part of a life's time, before it is multiplied by GPUs."""
 
     begin: datetime
     end: datetime
@@ -33,7 +34,7 @@ class _Part(NamedTuple):
 
 
 class _Fate(NamedTuple):
-    """Steps before `kept` are productive, steps from `lost` on are lost. Between them nothing is certain."""
+    """Steps before `kept` are productive, steps from `lost` on are lost; those in between are uncertain."""
 
     kept: float
     lost: float
@@ -41,10 +42,10 @@ class _Fate(NamedTuple):
 
 
 def partition(lives: Sequence[JobLife], now: datetime) -> list[Slice]:
-    """Slices by time; those of one moment are of different GPUs. They sum to the GPU-time from each life's
-    `queued_at` to its end, or to `now`. A wait counts the GPUs that it ended with, or else those of the life
-    before; of a job that never ran, none. Times that lie further back than hours are kept, or ahead, are cut:
-    Slurm's clock or a record of it was wrong."""
+    """Slices by time; slices of one moment are of different GPUs. They sum to the GPU-time from each life's
+    `queued_at` to its end, or to `now`. A wait counts the GPUs that were allocated at its end, else those of
+    the life before; for a job that never ran, none. Times further back than hours are kept, or in the future,
+    are cut off: Slurm's clock or a record was wrong."""
     usual_s, fates = _usual_step_s(lives), _fates(lives)
     reports = any(life.stretches for life in lives)
     found: list[Slice] = []
@@ -82,8 +83,8 @@ def by_hour(slices: Iterable[Slice]) -> list[HourSpent]:
 def harms_of(
     job: str, restart: int, incidents: Iterable[Incident], *, is_cut: bool = True
 ) -> tuple[Harm, ...]:
-    """The incidents that hit this life. One that is part of another has that one's cause and end. Of a false
-    alarm only what healer itself ended for it was lost. `is_cut`: the life ended with work undone."""
+    """The incidents that hit this life. An incident that is part of another takes that one's cause and end. A
+    false alarm lost only what healer itself ended for it. `is_cut`: the life ended with work undone."""
     by_id = {incident.id: incident for incident in incidents}
     found = []
     for incident in by_id.values():
@@ -105,7 +106,8 @@ def harms_of(
 
 
 def _root_of(incident: Incident, by_id: Mapping[str, Incident]) -> Incident:
-    """What it was merged into; two people may merge two incidents into each other."""
+    """The incident that it was merged into. Stops at a cycle: two people may merge two incidents into each
+    other."""
     root, passed = incident, {incident.id}
     while (above := by_id.get(root.merged_into or "")) is not None and above.id not in passed:
         root = above
@@ -119,7 +121,7 @@ def _slice(part: _Part, gpus: int, restart: int, held: int | None = None) -> Sli
 
 
 def _of_gpus(life: JobLife, parts: Iterable[_Part]) -> Iterator[Slice]:
-    """The parts by what the life held at the time; spare GPUs apart."""
+    """The parts, multiplied by the GPUs that the life held at the time; spare GPUs separately."""
     all_held = life.held or (Held(life.queued_at, 0),)
     windows = [
         (at, held, None if at == 0 else held.since, after.since if after is not None else None)
@@ -149,7 +151,7 @@ def _covers(harm: Harm, begin: datetime, end: datetime) -> bool:
 
 
 def _covering(life: JobLife, begin: datetime, end: datetime) -> Harm | None:
-    """An incident of that time; one that ended the work before others."""
+    """An incident of that time; one that ended the work comes first."""
     found = [harm for harm in life.harms if _covers(harm, begin, end)]
     return next((harm for harm in found if harm.stopped_at is not None), found[0] if found else None)
 
@@ -157,9 +159,10 @@ def _covering(life: JobLife, begin: datetime, end: datetime) -> Harm | None:
 def _explains(life: JobLife, begin: datetime, end: datetime, step_s: float = 0.0) -> Harm | None:
     """The incident that explains why no step was made from `begin` on, after steps of `step_s` seconds.
 
-    It began with the pause or in it: the job went on under what began before. One that ended the work comes
-    before one that it may have survived, and any before a hang, which is how a cause looks from the job. Of
-    several, the one that stopped the work nearest to the last step: the others found it stopped.
+    It began with the pause or during it, because the job survived whatever began earlier. An incident that
+    ended the work comes before one that it may have survived, and any other before a hang, which is only how
+    a cause looks from the job. Of several, the one that stopped the work nearest to the last step: the others
+    found it already stopped.
     """
     since = begin - max(_BETWEEN_SAMPLES, _UNFINISHED * timedelta(seconds=step_s))
     new = (harm for harm in life.harms if _covers(harm, begin, end) and _stops_at(harm) >= since)
@@ -171,7 +174,7 @@ def _explains(life: JobLife, begin: datetime, end: datetime, step_s: float = 0.0
 
 
 def _stops_at(harm: Harm) -> datetime:
-    """When the work stopped, if it did."""
+    """When the work stopped, if this incident stopped it."""
     return harm.stopped_at or harm.since
 
 
@@ -202,7 +205,7 @@ def _allocated(
 
 
 def _start_up(life: JobLife, span: tuple[datetime, datetime], stopper: Harm | None) -> Iterator[_Part]:
-    """Before the first step of a life."""
+    """The time before the first step of a life."""
     harm = _explains(life, *span)
     if harm is None:
         yield _Part(*span, Spent.starting, stopper)
@@ -214,7 +217,7 @@ def _start_up(life: JobLife, span: tuple[datetime, datetime], stopper: Harm | No
 def _hung(
     harm: Harm, moments: tuple[datetime, datetime, datetime], before: Spent, after: Spent
 ) -> Iterator[_Part]:
-    """From the first moment to the last; the work stopped at the second."""
+    """The time from the first moment to the last; the work stopped at the second."""
     begin, stops, end = moments
     over = end if harm.until is None else min(max(stops, harm.until), end)
     for since, until, spent in ((begin, stops, before), (stops, over, Spent.hung), (over, end, after)):
@@ -244,7 +247,7 @@ def _moment(stretch: Stretch, step: float, span: tuple[datetime, datetime]) -> d
 def _pause(
     life: JobLife, before: tuple[Stretch, _Fate], after: Stretch | None, span: tuple[datetime, datetime]
 ) -> Iterator[_Part]:
-    """Between two stretches, or after the last one."""
+    """The time between two stretches, or after the last one."""
     begin, end = span
     (stretch, fate), step = before, timedelta(seconds=before[0].step_s)
     restarted = after is not None and after.is_numbered and after.first <= stretch.last
@@ -279,7 +282,7 @@ def _saved_in(life: JobLife, begin: datetime, end: datetime) -> datetime | None:
 def _without_steps(
     life: JobLife, _fates: object, span: tuple[datetime, datetime], _stopper: object
 ) -> Iterator[_Part]:
-    """Of a job that sends no step times only what an incident says is certain: what was lost until the work
+    """For a job that sends no step times, only what an incident makes certain: what was lost until the work
     ended, and that it ended."""
     start, end = span
     stopped = (harm for harm in life.harms if harm.stopped_at is not None)
@@ -296,12 +299,12 @@ def _without_steps(
             yield _Part(since, until, spent, None if spent is Spent.unknown else harm)
 
 
-# --- what became of the steps
+# --- the fate of the steps
 
 
 def _fates(lives: Sequence[JobLife]) -> list[list[_Fate]]:
-    """For each stretch of each life, from the last one back: `again` is the lowest step that was made after
-    it, `proven` whether the job ever started again after it."""
+    """The fate of each stretch of each life, computed from the last one back: `again` is the lowest step that
+    was made after it, `proven` whether the job ever started again after it."""
     found: list[list[_Fate]] = []
     again, proven, held = math.inf, False, -1
     for life in reversed(lives):
@@ -326,7 +329,7 @@ def _fates(lives: Sequence[JobLife]) -> list[list[_Fate]]:
 
 
 def _unnumbered(life: JobLife, stretch: Stretch, saved_at: datetime | None, stopper: Harm | None) -> _Fate:
-    """By time: what came before the last checkpoint is kept."""
+    """The fate by time, for steps without numbers: what came before the last checkpoint is kept."""
     if life.state == _DONE:
         return _Fate(math.inf, math.inf)
     if saved_at is None:
@@ -336,7 +339,8 @@ def _unnumbered(life: JobLife, stretch: Stretch, saved_at: datetime | None, stop
 
 
 def _is_over(life: JobLife) -> bool:
-    """It ended, and how is known: Slurm forgets jobs, and healer's last word of such a one is that it ran."""
+    """The life ended and its end is known. Slurm forgets jobs, and healer's last record of a forgotten job is
+    that it ran."""
     return life.ended_at is not None and life.state != "RUNNING"
 
 
@@ -360,7 +364,7 @@ def _usual_step_s(lives: Sequence[JobLife]) -> float | None:
 
 
 def _with_slowdowns(life: JobLife, parts: Iterable[_Part], usual_s: float | None) -> Iterator[_Part]:
-    """Splits steps that took longer: what they usually take first, then the rest."""
+    """Splits the time of slow steps: the usual duration first, then the rest."""
     begins = [stretch.begin for stretch in life.stretches]
     for part in parts:
         harm = _covering(life, part.begin, part.end) if part.spent in _MADE else None

@@ -1,4 +1,4 @@
-"""How findings make an incident grow. Pure: each function returns the changed incident."""
+"""How findings extend an incident. Pure: each function returns the changed incident."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
@@ -24,9 +24,9 @@ from healer.text import Said, say
 
 
 def confirm_after_work(incident: Incident, finding: Finding, told_at: datetime, now: datetime) -> Incident:
-    """The incident as seen again if the finding, of time `told_at` by our clock, shows that the fault
-    outlived the planned work under which it arose. An event is new then; a measured level was there
-    before."""
+    """The incident, marked as seen again if the finding, dated `told_at` by our clock, shows that the fault
+    outlived the planned work under which it arose. An event is new in that case; a measured level may date
+    from before."""
     if incident.waits_since is None or not is_proof(incident, finding) or told_at <= incident.waits_since:
         return incident
     news = finding.evidence[0].sense not in MEASURED
@@ -34,12 +34,12 @@ def confirm_after_work(incident: Incident, finding: Finding, told_at: datetime, 
     return msgspec.structs.replace(incident, waits_since=None, seen_again=now, node_was_out=out)
 
 
-#: The most ruled-out entries of an incident; a person reads the first few.
+#: The most ruled-out entries of an incident; a person reads only the first few.
 SET_ASIDE_KEPT = 20
 
 
 def add_ruled_out(incident: Incident, new: RuledOut) -> Incident:
-    """The incident with `new` added; a repeat (by `what`) is only counted.
+    """The incident with `new` added; a repeat (same `what`) only increases the count.
 
     An entry for several components names none of them.
     """
@@ -57,30 +57,31 @@ def add_ruled_out(incident: Incident, new: RuledOut) -> Incident:
     return msgspec.structs.replace(incident, set_aside=tuple(entries.values()))
 
 
-#: A root explains teardown lines and application faults of its job this long before and after. For this long
-#: an incident that no person has decided on may also find its root elsewhere.
+#: A root explains teardown lines and application faults of its job this long before and after. For the same
+#: time, an incident that no person has decided on may still find its root elsewhere.
 NEAR = timedelta(seconds=30)
-#: Peers lose packets of a broken link for so long.
+#: How long peers lose packets of a broken link.
 PACKETS_LOST_FOR = timedelta(seconds=60)
-#: What a sender gave no time for is dated by its arrival, and may be this much older (our figure).
+#: An event without a sender's time is dated by its arrival, and may be this much older (our estimate).
 DATED_LATE = timedelta(minutes=2)
-#: The most parts that an incident lists; later ones are only counted.
+#: The most parts that an incident lists; further ones are only counted.
 AFFECTED_KEPT = 1000
 
 
 def is_untouched(incident: Incident) -> bool:
-    """No person and no run has acted on it: it may become another incident."""
+    """No person and no run has acted on it, so it may become part of another incident."""
     return is_idle(incident) and not (incident.run or incident.run_count)
 
 
 def is_idle(incident: Incident) -> bool:
-    """No person has acted on it, and nothing is done: at most a plan waits for its moment."""
+    """No person has acted on it, and no run acts: at most a plan waits for its moment."""
     touched = incident.acknowledged_by or incident.stopped_by or incident.review or incident.drained_at
     return incident.state is IncidentState.open and not touched and not incident.held_by
 
 
 def is_near(incident: Incident, finding: Finding) -> bool:
-    """Near in time by arrival or by the senders' clocks: those may differ, and old lines arrive together."""
+    """Near in time by arrival or by the senders' clocks: the clocks may differ, and old lines arrive
+    together."""
     reported_at = incident.evidence[0].at if incident.evidence else incident.opened
     return abs(finding.arrived_at - incident.opened) <= NEAR or abs(finding.at - reported_at) <= NEAR
 
@@ -93,7 +94,7 @@ class Moment(NamedTuple):
 
     @property
     def dated(self) -> bool:
-        """Its sender gave its time; else it is dated by its arrival."""
+        """The sender gave a time; otherwise the event is dated by its arrival."""
         return self.at != self.arrived_at
 
 
@@ -102,14 +103,14 @@ def moment_of_evidence(evidence: Evidence) -> Moment:
 
 
 def apart(root: Moment, effect: Moment) -> timedelta:
-    """How far the two events surely are from each other, where one of them may have no time of its own."""
+    """The least time between the two events, allowing for one without a time of its own."""
     first, last = sorted((root, effect))
     unsure = first.dated and not last.dated
     return max(last.at - first.at - (DATED_LATE if unsure else timedelta(0)), timedelta(0))
 
 
 def lasts_for(root: str, effect: str) -> timedelta:
-    """For how long such an effect of such a root is seen."""
+    """How long after such a root such an effect is seen."""
     lost = fault_is(effect, Trait.loses_packets) and fault_is(root, Trait.breaks_links)
     return PACKETS_LOST_FOR if lost else NEAR
 
@@ -123,7 +124,7 @@ def is_effect_of(incident: Incident, finding: Finding) -> bool:
 
 
 def add_parts(incident: Incident, more: Sequence[Component]) -> tuple[Component, ...]:
-    """The parts of the incident with these added. Jobs are no parts: they are in `jobs_hit`."""
+    """The incident's parts, with these added. Jobs are not parts: they are in `jobs_hit`."""
     room = AFFECTED_KEPT - len(incident.affected)
     if room <= 0:
         return incident.affected
@@ -133,7 +134,7 @@ def add_parts(incident: Incident, more: Sequence[Component]) -> tuple[Component,
 
 
 def add_evidence_of(root: Incident, others: Sequence[Incident]) -> Incident:
-    """The root with evidence, senses and parts of the others, which are parts of it now."""
+    """The root with evidence, senses and parts of the others, which are its parts now."""
     digests = {evidence.digest for evidence in root.evidence}
     more = {
         evidence.digest: evidence
@@ -153,8 +154,8 @@ def add_evidence_of(root: Incident, others: Sequence[Incident]) -> Incident:
 
 
 def move_root(incident: Incident, new: Incident) -> Incident:
-    """The incident under the root of `new`, which a finding would else have opened and which explains it. It
-    keeps its id and opening time; its settling time starts again."""
+    """The incident, moved under the root of `new`, which explains it and which a finding would otherwise have
+    opened. It keeps its id and opening time; its settling time restarts."""
     moved = msgspec.structs.replace(
         new,
         id=incident.id,
@@ -215,7 +216,7 @@ def merge_into(incident: Incident, root: Incident, now: datetime) -> Incident:
 
 
 def reopen_merged(incident: Incident, now: datetime) -> Incident:
-    """A merged incident as it was before, to be decided and looked after again."""
+    """A merged incident restored to its earlier form, so that it is decided and watched again."""
     return msgspec.structs.replace(
         incident,
         state=IncidentState.open,
@@ -230,7 +231,7 @@ def reopen_merged(incident: Incident, now: datetime) -> Incident:
 
 
 def count_findings(incident: Incident, findings: Sequence[Finding], now: datetime) -> Incident:
-    """The incident with findings that mean nothing by themselves, counted by fault."""
+    """The incident with these findings, which mean nothing by themselves, counted by fault."""
     return msgspec.structs.replace(
         incident,
         counted=_sum([incident.counted, Counter(finding.fault for finding in findings)]),
@@ -246,9 +247,9 @@ def _sum(counts: Sequence[dict[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-#: Failing links of one NVSwitch that make it a fault of the switch.
+#: This many failing links of one NVSwitch make it a fault of the switch.
 SWITCH_LINKS = 2
-#: GPUs of one node with the same fault that make it a fault of the node: its board, power or driver.
+#: This many GPUs of one node with the same fault make it a fault of the node: its board, power or driver.
 NODE_GPUS = 4
 
 

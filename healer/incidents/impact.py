@@ -1,4 +1,4 @@
-"""Which jobs a fault hits by Slurm's picture, and what they lost."""
+"""Which jobs a fault hits, by the Slurm snapshot, and what they lost."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
@@ -27,16 +27,16 @@ from healer.observations import Picture
 from healer.observations.picture import AFTER_ITS_END, ALLOCATION_KEPT, Allocation
 from healer.text import NO_WORDS, Said, say
 
-#: A job that ended within this of a root on its node ended because of it.
+#: A job that ended within this time of a root on its node ended because of it.
 CRASH_WINDOW = timedelta(minutes=2)
-#: The detector's picture of Slurm is not older.
+#: The detector's Slurm snapshot is no older than this.
 PICTURE_AGE = timedelta(seconds=30)
 
 
 def jobs_of(
     snapshot: SlurmSnapshot | None, where: Component, *, one_gpu: bool = False
 ) -> tuple[list[SlurmJob], bool]:
-    """Jobs that the fault at `where` hits by Slurm's picture, and whether that is certain: see
+    """Jobs that the fault at `where` hits, by the Slurm snapshot, and whether that is certain: see
     `hit_among`."""
     if snapshot is None or where.node is None:
         return [], False
@@ -48,12 +48,12 @@ def jobs_of(
 def hit_among(
     jobs: Sequence[SlurmJob], where: Component, *, node_gpus: int = 0, one_gpu: bool = False
 ) -> tuple[list[SlurmJob], bool]:
-    """The jobs on the node that the fault at `where` hits. False: it is unknown which of them.
+    """The jobs on the node that the fault at `where` hits. False: it is unknown which of them are hit.
 
-    Only a job on the faulty GPU is hit; one without a GPU of the node never is. If the GPU's index is
-    unknown, a single job is surely hit only if it holds all `node_gpus` (0: unknown), or if it is the only
+    Only a job on the faulty GPU is hit; a job without a GPU of the node never is. If the GPU's index is
+    unknown, a single job is certainly hit only if it holds all `node_gpus` (0: unknown), or if it is the only
     job and Slurm does not report its GPUs. `one_gpu`: the signal is about one GPU although it names none;
-    else a place without a GPU is the whole node.
+    otherwise a place without a GPU is the whole node.
     """
     if where.job is not None:
         return [job for job in jobs if job.id == where.job], True
@@ -62,7 +62,7 @@ def hit_among(
     node = where.node or ""
     holders = [job for job in jobs if job.gpus.get(node) != ()]
     if where.switch is not None and where.gpu is None:
-        return holders, True  # the address is that of the NVSwitch, which all GPUs of the node share
+        return holders, True  # the address is the NVSwitch's, which all GPUs of the node share
     unplaced = [job for job in holders if node not in job.gpus]
     if where.gpu is not None:
         owners = [job for job in holders if where.gpu in job.gpus.get(node, ())]
@@ -79,7 +79,8 @@ def hit_among(
 def surely_hit(
     jobs: Sequence[SlurmJob], places: Iterable[Component], node: str, node_gpus: int
 ) -> list[SlurmJob]:
-    """Jobs of the node that hold more of its GPUs than are well: whichever GPUs are faulty, one is theirs.
+    """Jobs of the node that hold more of its GPUs than are healthy: whichever GPUs are faulty, at least one
+    is theirs.
 
     `places`: the reported parts of the node; a GPU counts once, by its address or its index.
     """
@@ -97,8 +98,8 @@ def hit_by_evidence(
 ) -> tuple[list[SlurmJob], bool]:
     """Jobs on the GPUs that the incident's own evidence names, and whether that is certain.
 
-    Reported fatal faults come first, then other reports. If all evidence is measured, the root alone counts.
-    Evidence without a GPU is the fault of one unknown GPU.
+    Reported fatal faults come first, then other reports. If all evidence is measured, only the root counts.
+    Evidence without a GPU is a fault of one unknown GPU.
     """
     if incident is None or not on_node:
         return list(on_node), True
@@ -121,7 +122,7 @@ def hit_by_evidence(
         jobs, certain = hit_among(older, where, node_gpus=node_gpus, one_gpu=one_gpu)
         if not certain:
             # The GPU is unknown, but the signal itself may name the job. The incident's own list does not
-            # count: it is a guess from Slurm's picture, which may be older than these jobs.
+            # count: it is an estimate from the Slurm snapshot, which may be older than these jobs.
             older = _not_younger(incident, on_node, reported)
             sure = surely_hit(older, [place for place, _ in signs], node, node_gpus)
             ids = {job.id for job in sure} | {evidence.job for evidence in naming}
@@ -132,7 +133,7 @@ def hit_by_evidence(
 
 
 def _hit_place(incident: Incident, evidence: Evidence) -> Component:
-    """A fault that ends a single program hits the job that its line names, and no other on its GPU."""
+    """A fault that ends a single program hits the job that its line names, and no other job on its GPU."""
     alone = evidence.job is not None and not evidence.fatal and fault_is(incident.fault, Trait.contained)
     return msgspec.structs.replace(evidence.component, job=evidence.job) if alone else evidence.component
 
@@ -140,9 +141,9 @@ def _hit_place(incident: Incident, evidence: Evidence) -> Component:
 def _not_younger(
     incident: Incident, on_node: Sequence[SlurmJob], reported: Sequence[Evidence]
 ) -> Sequence[SlurmJob]:
-    """Without jobs, and later lives of them, that began after what was `reported`, and that the detector knew
-    and did not count when it heard of it late: their work has not been ended. A node that is surely unusable
-    hits them too."""
+    """The jobs without those, and without later lives of those, that began after `reported` and that the
+    detector knew and did not count when it learnt of the fault late: their work has not ended. A node that is
+    certainly unusable hits them too."""
     if incident.unusable or not reported:
         return on_node
     last, heard = max(evidence.at for evidence in reported), incident.opened - PICTURE_AGE
@@ -157,8 +158,8 @@ def _not_younger(
 def hit_since_listed(
     incident: Incident, snapshot: SlurmSnapshot | None, *, newly_unusable: bool
 ) -> list[SlurmJob]:
-    """Running jobs of the node hit by a fault that joined after the run had listed the jobs; all jobs that
-    are hit, if the node is surely unusable only since then: their restart needs no consent now."""
+    """Running jobs of the node hit by a fault that joined after the run had listed the jobs. If the node has
+    only now become certainly unusable, all jobs that are hit: their restart needs no consent now."""
     node = snapshot.nodes.get(incident.root.node or "") if snapshot is not None else None
     if snapshot is None or node is None or not (incident.unusable or has_ended_work(incident)):
         return []
@@ -173,7 +174,7 @@ def hit_at_the_time(
     healer's clock.
 
     Each job is judged by what was reported since it began: a later fault under another job of the node does
-    not hit one that was restarted after its own."""
+    not hit a job that was restarted after its own fault."""
     node = snapshot.nodes.get(incident.root.node or "") if snapshot is not None else None
     if snapshot is None or node is None:
         return []
@@ -185,7 +186,7 @@ def hit_at_the_time(
     on_node = snapshot.jobs_on(node.name)
 
     def is_hit(job: SlurmJob) -> bool:
-        # A recording has no start for a job that already ran when it began.
+        # A recording has no start time for a job that was already running when it began.
         since = tuple(evidence for at, evidence in reported if job.start_at is None or job.start_at <= at)
         of_life = msgspec.structs.replace(incident, evidence=since)
         jobs, certain = hit_by_evidence(of_life, on_node, node.name, node.gpus) if since else ([], False)
@@ -195,7 +196,8 @@ def hit_at_the_time(
 
 
 def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str, ...]:
-    """The jobs hit so far, with those on the node now: a known bad node in service takes job after job."""
+    """The jobs hit so far, including those on the node now: a known bad node in service takes job after
+    job."""
     if incident.jobs_hit_final:
         return incident.jobs_hit
     now = jobs_of(snapshot, incident.root)[0]
@@ -208,17 +210,17 @@ def moments_of(incident: Incident) -> tuple[datetime, ...]:
 
 
 def crashed_among(jobs: Iterable[SlurmJob], where: Component, moments: Sequence[datetime]) -> list[SlurmJob]:
-    """Jobs that the fault at `where` had ended before any look: a crash is faster than a log shipper.
+    """Jobs that the fault at `where` had ended before they were listed: a crash is faster than a log shipper.
 
     They ended FAILED or NODE_FAIL on the node within 2 minutes of it. On a shared node Slurm may still report
-    their GPUs; otherwise nothing is done without the owner's consent anyway.
+    their GPUs; if not, nothing is done without the owner's consent anyway.
     """
     return [job for job in jobs if _crashed(job, where, moments)]
 
 
 def _crashed(job: SlurmJob, where: Component, moments: Sequence[datetime]) -> bool:
     node = where.node or ""
-    # The leader of a heterogeneous job ends with the component that was here.
+    # The leader of a heterogeneous job ends with its component on this node.
     here = node in {*job.nodes, job.failed_node} or bool(job.het_job)
     if not job.crashed or not here or job.end_at is None:
         return False
@@ -229,15 +231,15 @@ def _crashed(job: SlurmJob, where: Component, moments: Sequence[datetime]) -> bo
 
 
 class Hits:
-    """Jobs hit by findings, by one walk's picture of Slurm."""
+    """Jobs hit by findings, by one walk's Slurm snapshot."""
 
     def __init__(self, picture: Picture) -> None:
         self._picture = picture
         self._known: dict[tuple[Component, bool], frozenset[str]] = {}
 
     def jobs(self, finding: Finding) -> Set[str]:
-        """The jobs that the signal names, else those that are surely hit by Slurm's picture."""
-        if named := self._named_there(finding):
+        """The jobs that the signal names, else those that are certainly hit by the Slurm snapshot."""
+        if named := self._named_on_node(finding):
             return frozenset(named)
         key = finding.component, finding.of_one_gpu
         jobs = self._known.get(key)
@@ -247,9 +249,10 @@ class Hits:
         return jobs
 
     def jobs_at_the_time(self, finding: Finding, *, grace: timedelta = AFTER_ITS_END) -> Set[str]:
-        """Those of the allocations at the time of the event, or that had ended at most `grace` before it: a
-        line may come an hour after its event. The present ones too where the host's clock may be off: no
-        heartbeat shows it, and the line is no fatal one of the last hour, whose sender's time is believed."""
+        """Jobs of the allocations at the time of the event, or that had ended at most `grace` before it: a
+        line may arrive an hour after its event. Present jobs are included if the host's clock may be wrong:
+        no heartbeat shows its offset, and the line is not a fatal one of the last hour, whose sender's time
+        is trusted."""
         node = finding.component.node
         if node is None:
             return self.jobs(finding)
@@ -264,11 +267,11 @@ class Hits:
     def named(self, finding: Finding) -> set[str]:
         """The jobs that the finding itself names."""
         of_place = {finding.component.job} if finding.component.job else set()
-        return {*self._named_there(finding), *of_place}
+        return {*self._named_on_node(finding), *of_place}
 
-    def _named_there(self, finding: Finding) -> tuple[str, ...]:
-        """The jobs that the finding names; of a line without those that had left its node by then. A sender
-        that finds the job by a slow clock names one of before: heartbeats show the clock."""
+    def _named_on_node(self, finding: Finding) -> tuple[str, ...]:
+        """The jobs that the finding names; for a line, without those that had left its node by then. A sender
+        with a slow clock may name a job of before; heartbeats show the clock's offset."""
         node = finding.component.node
         if not finding.jobs or node is None or not finding.evidence[0].line:
             return finding.jobs
@@ -278,7 +281,8 @@ class Hits:
         return tuple(job for job in finding.jobs if job not in gone)
 
     def at_begin(self, finding: Finding, now: datetime) -> tuple[str, ...]:
-        """The jobs hit when an incident opens, with those that the fault ended before it was reported."""
+        """The jobs hit when an incident opens, including those that the fault ended before it was
+        reported."""
         hit, where = set(self.jobs(finding) or self.named(finding)), finding.component
         if finding.follows:
             hit = set(self.jobs_at_the_time(finding) or hit)
@@ -291,21 +295,21 @@ class Hits:
         return tuple(sorted(hit))
 
     def _of_its_time(self, finding: Finding) -> Set[str]:
-        """Of a fault that ends work the jobs at its time: not that of those that have begun since, unless the
-        GPU is dead. One that ends the work of a single process has the job that its line names."""
-        named = self._named_there(finding)
+        """For a fault that ends work, the jobs at its time: not those that have begun since, unless the GPU
+        is dead. A fault that ends a single process has only the job that its line names."""
+        named = self._named_on_node(finding)
         if not _ends_work(finding) or (named and finding.fault_class is not FaultClass.fatal):
             return self.jobs(finding)
         then = self.jobs_at_the_time(finding, grace=timedelta(0))
         return self.jobs(finding) | then if finding.unusable else then
 
     def with_more(self, incident: Incident, finding: Finding) -> tuple[str, ...]:
-        """The incident's jobs with those that another finding hits. Once its run has listed them,
+        """The incident's jobs and those that another finding hits. Once its run has listed them,
         `hit_since_listed` adds to them."""
         if incident.jobs_hit_final or finding.fault_class not in HARDWARE:
             return incident.jobs_hit
         if incident.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED:
-            return incident.jobs_hit  # a measurement does not widen a fault of one GPU
+            return incident.jobs_hit  # a measurement does not extend a fault of one GPU
         return jobs_of_all(incident.jobs_hit, self._of_its_time(finding))
 
 
@@ -314,15 +318,15 @@ def _ends_work(finding: Finding) -> bool:
     return finding.fault_class is FaultClass.fatal or fault_is(finding.fault, Trait.contained)
 
 
-#: The most jobs hit that are kept with their losses; a fault of the whole fleet hits thousands.
+#: The most hit jobs kept with their losses; a fault of the whole fleet hits thousands.
 HITS_KEPT = 200
 
-#: The newest durable checkpoint of a job, of those that came since then.
+#: (job, since) -> the job's newest durable checkpoint since then.
 NewestDurable = Callable[[str, datetime | None], JobCheckpoint | None]
 
 
 def has_unsettled_hits(incident: Incident) -> bool:
-    """The loss of some job hit is still unknown."""
+    """The loss of some hit job is still unknown."""
     if not incident.jobs_hit and not incident.hit:
         return False
     noted = {hit.job for hit in incident.hit}
@@ -330,9 +334,9 @@ def has_unsettled_hits(incident: Incident) -> bool:
 
 
 def with_hits(incident: Incident, picture: Picture, newest: NewestDurable, now: datetime) -> Incident:
-    """The incident with the jobs hit as Slurm shows them, and what they lost once their work has ended.
+    """The incident with the hit jobs as Slurm shows them, and their losses once their work has ended.
 
-    A job that Slurm no longer shows, and that was not noted before, stays unknown. Jobs that turn out not to
+    A job that Slurm no longer shows and that was not recorded before stays unknown. Jobs that turn out not to
     be hit are dropped. A job that ended for another reason lost nothing here.
     """
     noted_hits, snapshot = {hit.job: hit for hit in incident.hit}, picture.slurm
@@ -364,7 +368,7 @@ def _first_hit(job: str, shown: SlurmJob | None, nodes: Mapping[str, SlurmNode])
 
 
 def _in_life(hit: JobHit, life: Allocation, nodes: Mapping[str, SlurmNode]) -> JobHit:
-    """The hit as Slurm showed it in that life: a requeued job holds nothing yet, or other nodes."""
+    """The hit as Slurm showed it in that life: a requeued job holds no nodes yet, or others."""
     return msgspec.structs.replace(
         hit,
         restart=life.restarts,
@@ -375,8 +379,8 @@ def _in_life(hit: JobHit, life: Allocation, nodes: Mapping[str, SlurmNode]) -> J
 
 
 def _life_then(incident: Incident, job: str, picture: Picture) -> Allocation | None:
-    """The life of the job that the fault hit, if that has ended: the present one began after it. A dead GPU
-    hits the present one too, if that is on its node."""
+    """The life of the job that the fault hit, if it has ended: the present life began after the fault. A dead
+    GPU also hits the present life, if that is on its node."""
     node, slurm = incident.root.node, picture.slurm
     if node is None or not incident.evidence:
         return None
@@ -390,7 +394,7 @@ def _life_then(incident: Incident, job: str, picture: Picture) -> Allocation | N
 
 
 def gpus_of(job: SlurmJob | Allocation | None, nodes: Mapping[str, SlurmNode]) -> int:
-    """GPUs that the job holds now, or held in that life; 0 if none or Slurm does not report them."""
+    """GPUs that the job holds now, or held in that life; 0 if none, or if Slurm does not report them."""
     if job is None:
         return 0
     return sum(
@@ -400,7 +404,7 @@ def gpus_of(job: SlurmJob | Allocation | None, nodes: Mapping[str, SlurmNode]) -
 
 
 def _fault_at(incident: Incident) -> datetime | None:
-    """When a reported fatal fault ended the work on its GPU; None: its jobs may go on."""
+    """When a reported fatal fault ended the work on its GPU; None: its jobs may continue."""
     if not has_ended_work(incident):
         return None
     return min((evidence.at for evidence in incident.evidence if evidence.fatal), default=None)
@@ -409,25 +413,25 @@ def _fault_at(incident: Incident) -> datetime | None:
 def _settle(
     hit: JobHit, shown: SlurmJob | None, incident: Incident, newest: NewestDurable, now: datetime
 ) -> JobHit:
-    """The hit with what the job lost, once its work has ended."""
+    """The hit with the job's loss, once its work has ended."""
     ended_at = _ended_at(hit, shown, incident, now)
     runs = shown is not None and shown.restarts == hit.restart and shown.active
     if ended_at is None and shown is None:
         return msgspec.structs.replace(hit, basis=HitBasis.unknown)
     if ended_at is None:
         return hit if runs else msgspec.structs.replace(hit, basis=HitBasis.ended, lost_gpu_hours=0.0)
-    # What came before this life began is maybe of an earlier job of that number.
+    # Checkpoints from before this life may be of an earlier job with the same number.
     saved = newest(hit.job, hit.started_at)
     if saved is None or saved.restart != hit.restart:
         return _lost(hit, hit.started_at, ended_at, HitBasis.start)
     if saved.at > ended_at and runs:
-        return hit  # it has saved a checkpoint since: its work went on
+        return hit  # it has saved a checkpoint since, so its work continued
     return _lost(hit, min(saved.at, ended_at), ended_at, HitBasis.checkpoint)
 
 
 def _ended_at(hit: JobHit, shown: SlurmJob | None, incident: Incident, now: datetime) -> datetime | None:
     """When this incident ended the job's work: by a fatal fault, by healer's restart for it, or by a crash
-    near in time. None: its work goes on, or ended otherwise."""
+    near in time. None: its work continues, or ended for another reason."""
     fault_at = _fault_at(incident)
     if fault_at is not None and (hit.started_at is None or hit.started_at <= fault_at):
         return fault_at
@@ -454,7 +458,7 @@ def _lost(hit: JobHit, since: datetime | None, ended_at: datetime, basis: HitBas
 
 
 def losses_by_restart(job: str, incidents: Iterable[Incident]) -> dict[int, JobHit]:
-    """Restart count -> what the job lost then by these incidents; counted once, however many incidents hit
+    """Restart count -> what the job lost then by these incidents, counted once however many incidents hit
     it."""
     found: dict[int, JobHit] = {}
     for loss in (hit for incident in incidents for hit in incident.hit if hit.job == job):
@@ -477,7 +481,7 @@ def loss_text(hit: JobHit) -> Said:
 
 
 def total_loss_text(hit: Iterable[JobHit]) -> Said:
-    """`96 GPU-hours lost, 64 of them at most`; empty where nothing is known of any job."""
+    """`96 GPU-hours lost, 64 of them at most`; empty if nothing is known about any job."""
     settled = [job_hit for job_hit in hit if job_hit.lost_gpu_hours is not None]
     whole = sum(job_hit.lost_gpu_hours or 0.0 for job_hit in settled)
     at_most = sum(job_hit.lost_gpu_hours or 0.0 for job_hit in settled if job_hit.at_most)

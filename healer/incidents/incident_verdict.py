@@ -1,7 +1,7 @@
-"""The verdict on an incident: nodes, cause, certainty, in one sentence, and why. Pure.
+"""The verdict on an incident: nodes, cause and certainty, in one sentence, and why. Pure.
 
 It is computed from the incident and the rules alone, so that the same incident has the same verdict wherever
-it is read, and changes can be seen from the incident before and after.
+it is read, and changes can be found by comparing the incident before and after.
 """
 
 import re
@@ -41,29 +41,30 @@ from healer.model import (
 from healer.model.faults import Trait, code_of, fault_is, once
 from healer.text import NO_WORDS, Said, joined, quoted, reworded, say, unstopped
 
-#: Longest sentence: a pager cuts longer ones.
+#: Maximum length of the sentence: pagers cut off longer ones.
 LONGEST = 200
 
-#: The head of a line's title: `Xid 79: `, `SXid 20034 on NVSwitch 2: `.
+#: The prefix of a line's title: `Xid 79: `, `SXid 20034 on NVSwitch 2: `.
 _TITLE_HEAD = re.compile(r"^S?Xid \d+(?: on [^:,]+)?(?:, link \d+)?: ")
-#: A title that is a clause about the part itself: its subject is replaced by the place.
+#: A title that is a clause about the part itself: the place replaces its subject.
 _SUBJECT = re.compile(
     r"^(?:An? |The )?(GPU|node|NVSwitch|NVLink|switch|job) (?=(?:has|is|was|does|did|cannot|could|fell|"
     r"failed|stopped|answers|offers|waits|went|goes|moves|draws|stays|takes|asks|receives|throws|computes|"
     r"multiplies|works|tells|gives)\b)",
     re.IGNORECASE,
 )
-#: First words that keep their capital within a sentence, besides those with another capital (`RoCE`).
+#: First words that keep their capital within a sentence, besides words with another capital (`RoCE`).
 _NAMES = frozenset({"Slurm", "Prometheus", "Lustre"})
-#: The same without a verb: `GPU memory above its limit`, `GPU page fault (MMU)`.
+#: Titles without a verb: `GPU memory above its limit`, `GPU page fault (MMU)`.
 _BARE = re.compile(r"^GPU (?=[a-z\d])")
 
-#: What `healer.detection.readings` says of a code without a row.
+#: The title by `healer.detection.readings` for a code without a row.
 _NOT_LISTED = "detection.in_no_catalogue"
-#: Its titles of a code, and of the `text` behind it.
+#: Its titles for a code, and for a code with `text`.
 _WITH_HEAD = frozenset({"detection.xid", "detection.told"})
 
-#: Remedies that a sentence about a node names: what ends its being out, and what it may wait for.
+#: Remedies that a sentence about a node names: those that end its time out of service, and those that it may
+#: wait for.
 _UNTIL = frozenset(
     {
         Remedy.restart_service,
@@ -87,7 +88,7 @@ def certainty_text(certainty: float) -> Said:
 
 def place(root: Component, *, pci_of: str = "device") -> Said:
     """`GPU 3 of gpu0017`, `NVSwitch 2 of gpu0005`, `gpu0009`, `switch leaf-3`, `pdu-r01`, `job 4711`.
-    `pci_of`: device or gpu, of which only the address is known."""
+    `pci_of`: the word (device or gpu) for a part of which only the address is known."""
     part, whole = _part(root, pci_of), _whole(root)
     return say("incidents.part_of", part=part, whole=whole) if part else whole
 
@@ -121,7 +122,8 @@ def _whole(root: Component) -> Said:
 
 
 def sentence_of(incident: Incident, certainty: float) -> Said:
-    """At most 200 characters: what is broken, how sure, what follows, whom it hit if there is room."""
+    """At most 200 characters: what is broken, how certain, what follows, and which jobs it hit if there is
+    room."""
     if incident.fault_class is FaultClass.unknown and incident.is_open and code_of(incident.fault):
         return _unknown(incident)
     sure = joined(filter(None, (code_of(incident.fault), certainty_text(certainty))), "comma")
@@ -136,7 +138,7 @@ def sentence_of(incident: Incident, certainty: float) -> Said:
 
 
 def _first_that_fits(heads: list[Said], sure: Said, follows: list[Said], jobs: list[Said]) -> Said:
-    """The first combination that fits: the jobs are dropped last, the whole head first."""
+    """The first combination that fits; jobs are the last to be dropped, the full head is the first."""
     for tail in follows:
         for hit in jobs:
             for head in heads:
@@ -153,14 +155,14 @@ def _sentence(head: Said, sure: Said, follows: list[Said]) -> Said:
 
 
 def capitalised(text: Said) -> Said:
-    """The text with a capital, unless it begins with a name."""
+    """The text with a capital letter, unless it begins with a name."""
     first = text.partition(" ")[0]
     return reworded(text, text[:1].upper() + text[1:]) if first.isalpha() else text
 
 
 def _unknown(incident: Incident) -> Said:
     code, where, title = code_of(incident.fault), _where(incident), incident.title
-    if _says(title, _NOT_LISTED):
+    if _has_key(title, _NOT_LISTED):
         head = say("incidents.not_listed", code=code, where=where)
     else:
         head = say("incidents.left_open", code=code, where=where, title=_without_head(title))
@@ -171,15 +173,15 @@ def _unknown(incident: Incident) -> Said:
     return say("incidents.sentence", what=short)
 
 
-def _says(part: Any, key: str) -> bool:
-    """Whether a sentence of this key is in it. Parts that were read from the store are mappings."""
+def _has_key(part: Any, key: str) -> bool:
+    """Whether the text contains a sentence of this key. Parts that were read from the store are mappings."""
     if isinstance(part, list):
-        return any(_says(item, key) for item in part)
+        return any(_has_key(item, key) for item in part)
     if isinstance(part, Mapping):
         name, args = part.get("key"), part.get("args", {})
     else:
         name, args = getattr(part, "key", ""), getattr(part, "args", {})
-    return name == key or any(_says(value, key) for value in args.values())
+    return name == key or any(_has_key(value, key) for value in args.values())
 
 
 def _without_head(title: str) -> Said:
@@ -195,7 +197,7 @@ def _without_head(title: str) -> Said:
 
 
 def _where(incident: Incident) -> Said:
-    """The place in words. Xids are about GPUs, also where only the address is known."""
+    """The place in words. Xids are about GPUs, even if only the address is known."""
     root = incident.root
     of_gpu = code_of(incident.fault).startswith("Xid") or fault_is(incident.fault, Trait.of_one_gpu)
     if of_gpu and _is_node(root):
@@ -207,15 +209,15 @@ def _where(incident: Incident) -> Said:
 
 
 def _is_node(root: Component) -> bool:
-    """Nothing but a node."""
+    """The component is a whole node."""
     return root.node is not None and not root.pci and not _part(root, "device")
 
 
 def _subject(incident: Incident) -> Said:
     """Where, and what: `GPU 3 of gpu0017 fell off the bus`, `gpu0009: memory above its limit`.
 
-    English makes one clause of them, without the subject or the capital of the title; other languages take
-    the whole title.
+    English joins them into one clause, without the title's subject or capital; other languages use the whole
+    title.
     """
     where, title = _where(incident), _without_head(incident.title)
     title = unstopped(title) if title.endswith(".") else title
@@ -231,7 +233,7 @@ def _subject(incident: Incident) -> Said:
 
 
 def uncapitalised(text: str) -> Said:
-    """The text without its capital, unless that is a name's."""
+    """The text without its initial capital, unless that belongs to a name."""
     return reworded(text, _lower(text))
 
 
@@ -287,8 +289,8 @@ def _out(incident: Incident, remedy: Remedy) -> Said:
 
 
 def _jobs(incident: Incident) -> list[Said]:
-    """The jobs whose work ended with the fault and that it makes restart, and that other nodes of the job are
-    well where only one is blamed; then shorter forms."""
+    """The jobs whose work ended with the fault and that it makes restart, and, if only one node is blamed,
+    that the job's other nodes are healthy; then shorter forms."""
     lost = [hit for hit in incident.hit if hit.ended_at is not None]
     how = "lost"
     if has_ended_work(incident):
@@ -327,25 +329,26 @@ def _others(hit: JobHit, incident: Incident) -> Said:
 
 #: Confidence of incidents that an earlier version opened without one.
 _DEFAULT_CONFIDENCE = 0.8
-#: Highest certainty of a code that no catalogue explains.
+#: Highest certainty for a code that no catalogue explains.
 _UNEXPLAINED_AT_MOST = 0.5
-#: Highest certainty of a program's error: the vendor's rule of thumb, as hardware may look the same.
+#: Highest certainty for a program's error: the vendor's rule of thumb, because hardware faults may look the
+#: same.
 _APPLICATION_AT_MOST = 0.8
-#: Highest certainty where only alerts of other systems report the fault.
+#: Highest certainty if only alerts of other systems report the fault.
 _ALERT_AT_MOST = 0.6
-#: Of what a relay says alone.
+#: Highest certainty if only a relay reports the fault.
 _RELAYED_AT_MOST = 0.6
-#: Of what the node itself denies.
+#: Highest certainty if the node itself denies the fault.
 _DENIED_AT_MOST = 0.1
-#: The most jobs that a sentence names; of more it says how many.
+#: The most jobs that a sentence names; beyond that it gives their number.
 _JOBS_NAMED = 3
-#: How many lines and figures are quoted, and the longest of each.
+#: How many lines and figures are quoted, and the maximum length of each.
 _LINES = 4
 _LINE_LENGTH = 240
 
 
 def verdict_of(incident: Incident, rules: Ruleset, model: str = "") -> IncidentVerdict:
-    """`model`: the GPU model of the root's node, where it is known: its re-test may differ."""
+    """`model`: the GPU model of the root's node, if known; its re-test may differ."""
     certainty = certainty_of(incident)
     return IncidentVerdict(
         nodes=dict(sorted(incident.nodes.items())),
@@ -359,14 +362,14 @@ def verdict_of(incident: Incident, rules: Ruleset, model: str = "") -> IncidentV
 
 
 def newest_verdict(kept: Sequence[VerdictAt], incident: Incident, rules: Ruleset) -> IncidentVerdict:
-    """The stored verdict with later counts; computed if an earlier version stored none."""
+    """The stored verdict with updated counts; computed if an earlier version stored none."""
     if not kept:
         return verdict_of(incident, rules)
     return msgspec.structs.replace(kept[-1].verdict, set_aside=list_ruled_out(incident, rules))
 
 
 def verdict_sentence(incident: Incident) -> Said:
-    """The verdict's sentence alone: what a page or a ticket begins with."""
+    """Only the verdict's sentence: the beginning of a page or a ticket."""
     return sentence_of(incident, certainty_of(incident))
 
 
@@ -380,10 +383,10 @@ _INPUTS = (
 def changed_verdict(
     before: Incident | None, after: Incident, rules: Ruleset, model_of: Callable[[str], str] = lambda _: ""
 ) -> IncidentVerdict | None:
-    """The verdict, where it is worth a row of its own; a count that only grew is none.
+    """The verdict, if it is worth a row of its own; increased counts alone are not.
 
-    A storm changes counts alone, thousands of times: then nothing is reckoned. `model_of` gives the GPU model
-    of a node, empty where it is not known.
+    A storm changes counts thousands of times, and nothing is computed for them. `model_of` returns the GPU
+    model of a node, empty if unknown.
     """
     if before is not None and not _may_differ(before, after):
         return None
@@ -406,10 +409,11 @@ def _without_counts(verdict: IncidentVerdict) -> IncidentVerdict:
 
 
 def certainty_of(incident: Incident) -> float:
-    """0..1, two digits: the surest finding; each further sense that agrees halves the doubt.
+    """0..1, two digits: the confidence of the surest finding; each further sense that agrees halves the
+    doubt.
 
-    Surely unusable (law 2) is 1. Unexplained codes, faults that only other systems report, and errors of
-    programs are never certain.
+    A certainly unusable node (law 2) gives 1. Unexplained codes, faults that only other systems report, and
+    errors of programs are never certain.
     """
     if is_proven_unusable(incident):
         return 1.0
@@ -428,7 +432,7 @@ def certainty_of(incident: Incident) -> float:
 
 
 def _senses(incident: Incident) -> tuple[Sense, ...]:
-    """The senses that ever reported it."""
+    """The senses that have ever reported it."""
     return independent_senses({evidence.sense for evidence in (*incident.heard, *incident.evidence)})
 
 
@@ -439,7 +443,7 @@ def _why(incident: Incident, rules: Ruleset) -> Iterator[Said]:
     """Lines and figures, then the senses that agree, then the catalogue and the rule, each with its
     source."""
     senses = _senses(incident)
-    yield from (_evidence_text(item) for item in _speaking(incident))
+    yield from (_evidence_text(item) for item in _quoted_evidence(incident))
     if len(senses) > 1:
         agreed = senses_text(senses)
         yield say("incidents.agree", senses=reworded(agreed, f"{agreed[:1].upper()}{agreed[1:]}"))
@@ -454,7 +458,7 @@ def _why(incident: Incident, rules: Ruleset) -> Iterator[Said]:
         yield say("incidents.surely_unusable")
 
 
-def _speaking(incident: Incident) -> list[Evidence]:
+def _quoted_evidence(incident: Incident) -> list[Evidence]:
     """The first evidence, the first of each sense, and the first fatal one; never the newest, which changes
     with every line."""
     found: dict[tuple[Sense, bool, str], Evidence] = {}
@@ -477,7 +481,7 @@ def _evidence_text(evidence: Evidence) -> Said:
 
 
 def _entry(fault: str, rules: Ruleset) -> tuple[str, CatalogueEntry] | None:
-    """The catalogue's row of a fault and its file; None without one."""
+    """The catalogue's row of a fault and its file; None if there is none."""
     word, _, number = code_of(fault).partition(" ")
     rows = {"Xid": rules.xids, "SXid": rules.sxids}.get(word, {})
     entry = rows.get(int(number)) if number else None

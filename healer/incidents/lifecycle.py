@@ -1,4 +1,4 @@
-"""How an incident changes after it opened: commands, news of runs, and its end."""
+"""How an incident changes after it opened: by commands, by news of runs, and at its end."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -58,33 +58,33 @@ from healer.model.slurm import is_our_reservation, is_ours
 from healer.observations import Picture
 from healer.text import Said, quoted, say
 
-#: Incidents without an action end by themselves after this long without new evidence.
+#: Incidents without an action end by themselves after this time without new evidence.
 QUIET = {
-    FaultClass.application: timedelta(hours=1),  # so late may lines of other nodes of the job come
+    FaultClass.application: timedelta(hours=1),  # lines of the job's other nodes may be this late
     FaultClass.unknown: timedelta(hours=24),
     FaultClass.degraded: timedelta(hours=24),
     FaultClass.informational: timedelta(minutes=10),
 }
-#: So long no sign may come once nothing but a ticket was wanted, and it is filed.
+#: If only a ticket was wanted and it is filed, the incident ends after this time without a sign.
 TICKET_QUIET = timedelta(hours=24)
-#: An incident of a measured signal ends when that is known to be well again for so long.
+#: An incident of a measured signal ends when the signal has been good for this long.
 CLEAR_FOR = timedelta(minutes=5)
-#: Without a report for this long, and not known to be gone: its source does not measure it any more.
+#: Without a report for this long, and not known to be gone: its source no longer measures it.
 FORGOTTEN_AFTER = timedelta(hours=24)
 #: How long after planned work a fault from within it has to be seen again.
 PROOF = timedelta(minutes=30)
-#: So long the ports of a switch have to be up after it lost all of them at once.
+#: How long the ports of a switch must be up after it lost all of them at once.
 PORTS_UP_FOR = timedelta(minutes=30)
-#: The incident ended, and its ticket did not.
+#: The incident ended, but its ticket did not.
 LEFT_TO_TICKET = "incidents.left_to_ticket"
 _WELL, _NOT_REPORTED = "incidents.well_again", "incidents.not_reported"
 _NOTHING_NEW = "incidents.nothing_new"
-#: How the same two begin in incidents of versions that stored no keys.
+#: How these two texts begin in incidents of versions that stored no keys.
 _WITHOUT_KEY = ("well again", "nobody tells of it any more")
 
 
 def apply_command(incident: Incident, command: Command) -> Incident:
-    """The incident after a command. Unknown words in its data are ignored, missing ones are errors."""
+    """The incident after a command. Unknown words in its data are ignored; missing ones are errors."""
     data, at = command.data, command.at
     change: dict[str, object] = {"updated": at}
     match command.kind:
@@ -97,7 +97,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change["p0_since"] = None
             change["closed_why"] = _by_person("resolved", command)
         case CommandKind.reopen if incident.is_open and incident.stopped_by is None:
-            return incident  # another person was first, and healer may be at work on it
+            return incident  # another person was first, and healer may be working on it
         case CommandKind.reopen:
             change |= _reopened(incident, at)
         case CommandKind.review:
@@ -107,18 +107,19 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= {"run": None, "held_by": None, "p0_since": None}
             change["closed_why"] = _by_person("merged", command)
         case CommandKind.jobs_hit:
-            # The first list replaces what was guessed. A later run's, as at the node's return, adds to it.
+            # The first list replaces the estimate. A later run's list, such as at the node's return, is added
+            # to it.
             before = incident.jobs_hit if incident.jobs_hit_final else ()
             change |= {"jobs_hit": tuple(sorted({*before, *data["jobs"]})), "jobs_hit_final": True}
             change["drained_at"] = incident.drained_at or at
-            if incident.state is IncidentState.open:  # its plan is carried out now
+            if incident.state is IncidentState.open:  # its plan is being carried out now
                 change["state"] = IncidentState.mitigating
         case CommandKind.run_changed if data.get("playbook") == SECOND_LOOK:
             look = data.get("look")
             return after_look(incident, str(data["run"]), look, at) if look else incident
         case CommandKind.run_changed:
             change |= _run_changed(incident, data, command.by, at) | _cause_by_tests(incident, data)
-            change["tried"] = _tried(incident, data)
+            change["tried"] = _remedy_tried(incident, data)
         case CommandKind.node_returned:
             change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
             change["p0_since"] = None
@@ -126,10 +127,10 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change["probation_until"] = at + PROBATION
             change["nodes"] = {name: Verdict.watch for name in incident.nodes}
             change["known_bad_in_service"] = False
-            change["tried"] = _tried(incident, data)
+            change["tried"] = _remedy_tried(incident, data)
             change |= _cause_by_tests(incident, data)
         case CommandKind.split:
-            pass  # the walk takes its parts out of it
+            pass  # the walk splits off its parts
     return msgspec.structs.replace(incident, **change)
 
 
@@ -137,7 +138,7 @@ def _reopened(incident: Incident, at: datetime) -> dict[str, object]:
     change: dict[str, object] = {"state": IncidentState.open, "closed": None, "closed_why": None}
     change |= {"decision_key": "", "stopped_by": None, "merged_into": None, "run": None, "p0_since": None}
     change |= {"acknowledged_by": None, "reopened_at": at}
-    if incident.waits_since is not None:  # the person says that it is there: nothing is awaited
+    if incident.waits_since is not None:  # the person confirms the fault, so nothing is awaited
         change |= {"waits_since": None, "seen_again": at}
     return change
 
@@ -147,7 +148,7 @@ def _by_person(what: str, command: Command) -> Said:
 
 
 def _cause_by_tests(incident: Incident, data: Mapping[str, object]) -> dict[str, object]:
-    """The cause by the run's tests; the rules' cause until then is only a guess."""
+    """The cause by the run's tests; until then the rules' cause is only an assumption."""
     if data.get("tests") == "failed" and incident.cause in {Cause.unclear, Cause.transient}:
         return {"cause": Cause.permanent}
     if data.get("tests") == "passed" and incident.cause is Cause.unclear:
@@ -155,9 +156,9 @@ def _cause_by_tests(incident: Incident, data: Mapping[str, object]) -> dict[str,
     return {}
 
 
-def _tried(incident: Incident, data: Mapping[str, object]) -> Remedy:
-    """The highest remedy done so far: of the run's steps, or all that was asked for if a person declares a
-    repair."""
+def _remedy_tried(incident: Incident, data: Mapping[str, object]) -> Remedy:
+    """The highest remedy carried out so far: of the run's steps, or everything that was requested if a person
+    declares a repair."""
     done = [incident.tried, Remedy(str(data.get("tried", Remedy.none)))]
     if data.get("repaired"):
         done.append(rung_of(incident.remedy))
@@ -171,22 +172,22 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
     returning = data.get("playbook") == "resume"
     is_own = incident.run == data.get("run")
     if data.get("beside") and not is_own:
-        return {}  # a job's restart while a plan still waits
+        return {}  # the restart of a job while a plan still waits
     if state is RunState.running:
         return {"state": IncidentState.verifying if returning else IncidentState.mitigating}
     if is_own and state is RunState.done and data.get("early") and incident.root.node is not None:
         return {"run": None, "state": IncidentState.open}
     if is_own and state is RunState.done and incident.root.node is None:
-        # Ended early: the life of the job that it was about is over, by whomever.
+        # Ended early: the life of the job in question is over.
         if not (data.get("restarted") or data.get("early")):
-            return {"state": IncidentState.open}  # nothing is given back: over once it is known to be gone
-        # A job that was put back has another life: what befalls that is news.
+            return {"state": IncidentState.open}  # nothing was taken: over once the fault is known to be gone
+        # A requeued job has a new life: what happens to that one is news.
         why = say("incidents.run_done", playbook=str(data.get("playbook")))
         over: dict[str, object] = {"run": None, "held_by": None, "p0_since": None}
         return over | {"state": IncidentState.resolved, "closed": at, "closed_why": why}
     if is_own and state in {RunState.cancelled, RunState.rejected, RunState.undone}:
         return {"run": None, "state": IncidentState.open, "stopped_by": by}
-    if not is_own and state in ENDED_RUN_STATES:  # a person's other run
+    if not is_own and state in ENDED_RUN_STATES:  # another run, by a person
         return {"state": IncidentState.mitigating if incident.run else IncidentState.open}
     return {}
 
@@ -199,10 +200,11 @@ def close_if_over(
     measured: bool = False,
     has_ticket: Callable[[str], bool] = lambda _: False,
 ) -> Incident:
-    """Ends an incident whose cause is gone by itself; one that healer works on ends only with its run.
+    """Ends an incident whose cause is gone by itself; an incident that healer works on ends only with its
+    run.
 
     The caller withdraws a run that only waits for permission. `measured`: ticks over the fleet report on it,
-    and `clear_since` is noted. `has_ticket`: whether the ticket of the incident of this id was filed.
+    and `clear_since` is recorded. `has_ticket`: whether the ticket of the incident of this id was filed.
     """
     if incident.state is not IncidentState.open:
         return incident
@@ -234,13 +236,14 @@ def _why_not_seen_again(incident: Incident, now: datetime) -> Said | None:
     return say(f"incidents.not_seen_after_{after}", minutes=minutes)
 
 
-#: So long after planned work its nodes come back (`worked_on` in rules/context.yaml).
+#: How long after planned work its nodes take to come back (`worked_on` in rules/context.yaml).
 COMES_BACK = timedelta(minutes=10)
 
 
 def confirm_unhealed(rules: Ruleset, picture: Picture, incident: Incident, now: datetime) -> Incident:
-    """The incident as seen again where a dead part has outlived planned maintenance: only a boot could have
-    brought it back, and the node is heard afterwards in the boot of the fault. It is reported once."""
+    """The incident, marked as seen again if a dead part has outlived planned maintenance: only a boot could
+    have brought it back, and the node is heard afterwards still in the boot of the fault. Needed because such
+    a fault is reported only once."""
     since, node = incident.waits_since, picture.node(incident.root.node or "")
     work = next((entry for entry in rules.context if entry.name == incident.plan), None)
     if since is None or not incident.unusable or work is None or work.when is not ContextKind.maintenance:
@@ -253,7 +256,7 @@ def confirm_unhealed(rules: Ruleset, picture: Picture, incident: Incident, now: 
 
 
 def _may_have_ended(rules: Ruleset, picture: Picture, burst: FaultBurst) -> bool:
-    """Another boot or a repair may have ended it, or less than a boot does."""
+    """Whether another boot or a repair may have ended it, or something less than a boot ends such a fault."""
     node, model = picture.node(burst.node), model_on(rules, picture, burst.node)
     ladder = ladder_for(rules, burst.fault, burst.fault_class, model)
     needs_boot = ladder is not None and ladder.gone_after in {GoneAfter.boot, GoneAfter.seen}
@@ -262,7 +265,8 @@ def _may_have_ended(rules: Ruleset, picture: Picture, burst: FaultBurst) -> bool
 
 
 def _why_left_to_ticket(incident: Incident, has_ticket: Callable[[str], bool], now: datetime) -> Said | None:
-    """Nothing but a ticket was wanted: it is filed, and its sign is quiet. People go on from the ticket."""
+    """Why the incident is left to its ticket: nothing else was wanted, it is filed, and no sign has come for
+    long. People continue from the ticket."""
     if not is_planned(incident) or rung_of(incident.remedy) is not Remedy.none:
         return None
     if now - max(incident.updated, last_heard(incident)) <= TICKET_QUIET or not has_ticket(incident.id):
@@ -271,14 +275,14 @@ def _why_left_to_ticket(incident: Incident, has_ticket: Callable[[str], bool], n
 
 
 def is_planned(incident: Incident) -> bool:
-    """A remedy or ticket is planned: proof ends that, silence does not."""
+    """A remedy or ticket is planned: proof ends such an incident, silence does not."""
     wanted = rung_of(incident.remedy) is not Remedy.none or Remedy.ticket in incident.remedy
     return wanted and incident.fault_class is FaultClass.degraded
 
 
 def is_unfinished(incident: Incident, returned: Command) -> bool:
-    """healer returned its node for another fault, and did less than this one asks for. A node that a person
-    returns is repaired."""
+    """healer returned the node after repairing another fault, and did less than this one asks for. A node
+    that a person returns counts as repaired."""
     if returned.by != "healer" or incident.fault_class not in HARDWARE:
         return False
     wanted, tried = rung_of(incident.remedy), Remedy(str(returned.data.get("tried", Remedy.none)))
@@ -287,18 +291,18 @@ def is_unfinished(incident: Incident, returned: Command) -> bool:
 
 
 def is_measured(rules: Ruleset, incident: Incident) -> bool:
-    """Whether ticks over the fleet report when its cause is gone."""
+    """Whether ticks over the fleet report that its cause is gone."""
     if fault_is(incident.fault, Trait.sampled):
         return True
     return _is_detected(rules, incident.rule)
 
 
 def measured_pairs(rules: Ruleset, picture: Picture, incident: Incident) -> tuple[Pair, ...]:
-    """The faults and parts that a tick over the fleet must find gone before the incident is over; empty where
+    """The faults and parts that a tick over the fleet must find gone before the incident is over; empty if
     ticks do not measure it."""
     if is_measured(rules, incident):
         return ((incident.fault, incident.root),)
-    if incident.root.node is not None:  # nearly all: no place
+    if incident.root.node is not None:  # the usual case: not a place
         return ()
     sharing = next((sharing for sharing in rules.sharings if sharing.fault == incident.fault), None)
     return _pairs_of_place(rules, picture, incident, sharing) if sharing is not None else ()
@@ -308,7 +312,7 @@ def _pairs_of_place(
     rules: Ruleset, picture: Picture, incident: Incident, sharing: Sharing
 ) -> tuple[Pair, ...]:
     """The measured faults at the parts of a place. Empty if a part has another fault, which no tick
-    withdraws. Nothing is kept of ports of devices, and of what adds up or lasts by the kernel's lines."""
+    withdraws. Without ports of devices, and without faults that add up or last according to kernel lines."""
     since = incident.opened - sharing.within
     found: list[Pair] = []
     for where in incident.affected:
@@ -328,7 +332,8 @@ def _is_detected(rules: Ruleset, fault: str) -> bool:
 
 
 def find_clear_since(incident: Incident, picture: Picture, pairs: Iterable[Pair]) -> datetime | None:
-    """Since when all `pairs` are gone by the last tick over the fleet; without a tick as noted before."""
+    """Since when all `pairs` are gone, by the last tick over the fleet; without a tick, as recorded
+    before."""
     if picture.sensed is None:
         return incident.clear_since
     since = [picture.sensed.clear_since.get(pair) for pair in pairs]
@@ -337,10 +342,10 @@ def find_clear_since(incident: Incident, picture: Picture, pairs: Iterable[Pair]
 
 
 def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> Said | None:
-    """Why a measured fault is over. A fatal one ends only by a person or its run: a counter at rest is no
-    repaired GPU. What the driver asks for is over when it asks no more.
+    """Why a measured fault is over. A fatal one is ended only by a person or its run: a counter at rest does
+    not mean a repaired GPU. A request by the driver is over when the driver no longer makes it.
 
-    By the time of the tick that reported it: an old tick says nothing about now.
+    Judged at the time of the tick that reported it: an old tick says nothing about now.
     """
     if incident.fault_class is FaultClass.fatal and not fault_is(incident.fault, Trait.shown_ask):
         return None
@@ -351,7 +356,7 @@ def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> S
 
 
 def _find_well_again(incident: Incident, picture: Picture) -> Cleared | None:
-    """That ticks have found the measured fault gone for long enough."""
+    """The proof that ticks have found the measured fault gone for long enough."""
     since = incident.clear_since
     if since is None or picture.sensed is None or picture.sensed.at - since < CLEAR_FOR:
         return None
@@ -359,8 +364,8 @@ def _find_well_again(incident: Incident, picture: Picture) -> Cleared | None:
 
 
 def find_withdrawn(rules: Ruleset, picture: Picture, incident: Incident) -> Cleared | None:
-    """That the fault of a drained node is over: its repair was completed, or the request withdrawn, by a line
-    or by the gauge that showed it."""
+    """The proof that the fault of a drained node is over: a line, or the gauge that showed it, says that the
+    repair was completed or the request withdrawn."""
     if fault_is(incident.fault, Trait.shown_ask):
         return _find_well_again(incident, picture)
     return find_auto_resolve(rules, picture, incident)
@@ -373,7 +378,7 @@ def ended_by_itself(incident: Incident) -> bool:
 
 
 def explained_by_root(merged: Incident) -> bool:
-    """No person merged it."""
+    """It was not a person who merged it."""
     return quoted(merged.closed_why or "").key == "incidents.explained"
 
 
@@ -386,12 +391,12 @@ def is_left_to_ticket(incident: Incident) -> bool:
 
 
 def note_speaking_again(incident: Incident, picture: Picture, now: datetime) -> Incident:
-    """Notes since when a silent node sends again, also while Slurm does not reach it, for the run that reads
-    it."""
+    """Records since when a silent node sends again, even while Slurm does not reach it; the run reads
+    this."""
     node = incident.root.node
     if incident.fault != NODE_SILENT or not incident.is_open or node is None:
         return incident
-    speaks = _speaks_again(picture, node, incident, now)
+    speaks = _sends_again(picture, node, incident, now)
     since = (incident.clear_since or picture.node(node).beats[-1]) if speaks else None
     return incident if since == incident.clear_since else msgspec.structs.replace(incident, clear_since=since)
 
@@ -407,7 +412,7 @@ def _why_gone(incident: Incident, picture: Picture, now: datetime) -> Said | Non
         if is_ours(shown.reason):
             if fault_is(incident.fault, Trait.slurm_drain):
                 return say("incidents.we_drained")
-            # Both may have drained at the same instant: only this incident knows of theirs.
+            # Both may have drained it at the same instant: only this incident knows about their drain.
             return say("incidents.drain_replaced", who=incident.owner)
         theirs = fault_of(shown, picture.slurm)
         return None if theirs in (None, incident.fault) else say("incidents.held_by", who=str(shown.owner))
@@ -441,7 +446,7 @@ def _why_gone(incident: Incident, picture: Picture, now: datetime) -> Said | Non
         return say("incidents.link_is_back")
     if incident.fault == SERVER_AWAY and _server_is_back(picture, incident):
         return say("incidents.server_answers")
-    # What the breaker holds is folded into its wave, and comes out of it when a person resets the breaker.
+    # Incidents that the breaker holds are folded into their wave, until a person resets the breaker.
     quiet = None if is_planned(incident) or incident.folded else QUIET.get(incident.fault_class)
     if quiet is not None and now - incident.updated > quiet:
         return say("incidents.nothing_new", minutes=int(quiet.total_seconds() // 60))
@@ -453,8 +458,8 @@ def _why_not_silent(
 ) -> Said | None:
     booted_at = picture.node(node).booted_at
     if booted_at is not None and now - booted_at < JUST_BACK:
-        return None  # Slurm's word on the reboot may follow: it is the same event
-    if _speaks_again(picture, node, incident, now) and (shown is None or shown.responding):
+        return None  # Slurm's report of the reboot may follow; it is the same event
+    if _sends_again(picture, node, incident, now) and (shown is None or shown.responding):
         return say("incidents.node_speaks")
     if incident.fault == NODE_SILENT and shown is not None and shown.responding:
         return say("incidents.node_reached")  # a silent sender has its own incident
@@ -462,7 +467,7 @@ def _why_not_silent(
 
 
 def _why_all_lifted(wave: Incident, picture: Picture) -> Said | None:
-    """Slurm keeps none of its nodes out any more for their common cause."""
+    """Why it is over: Slurm no longer keeps any of its nodes out for their common cause."""
     names = {part.node for part in wave.affected}
     held = picture.slurm.held_nodes if picture.slurm is not None else ()
     lasts = any(
@@ -472,8 +477,8 @@ def _why_all_lifted(wave: Incident, picture: Picture) -> Said | None:
 
 
 def healer_drains(picture: Picture) -> list[SlurmNode]:
-    """Nodes that healer keeps out: by its reason, DOWN ones too, or by its reservation for tests. Without
-    those that were returned since Slurm was read."""
+    """Nodes that healer keeps out: by its reason, including DOWN, or by its reservation for tests. Without
+    nodes that were returned since Slurm was read."""
     slurm = picture.slurm
     if slurm is None:
         return []
@@ -489,27 +494,27 @@ def _is_returned_since(picture: Picture, name: str, taken_at: datetime) -> bool:
     return node is not None and node.cleared_at is not None and taken_at <= node.cleared_at + CLOCKS_DIFFER
 
 
-def _speaks_again(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
-    """The node has sent since the incident opened: an empty memory after a restart proves nothing."""
+def _sends_again(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
+    """The node has sent since the incident opened. An empty memory after a restart proves nothing."""
     state = picture.node(node)
     heard = bool(state.beats) and state.beats[-1] > incident.opened
     return heard and state.silent_since(now) is None
 
 
 def _is_back(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
-    """Whether the outage is over for this node: it is judged alone, or keeps its cadence and has been back
-    for some minutes. A place that is away again within them is one outage (law 2), and Slurm notices later:
-    what it still says of the node then is of the outage too."""
+    """Whether the outage is over for this node: the node is judged alone, or sends regularly again and has
+    been back for some minutes. A place that goes silent again within those is in the same outage (law 2).
+    Slurm notices later, so what it still says about the node then belongs to the outage too."""
     if node in picture.silence.alone:
         return True
     sender = picture.node(node)
-    heard = _speaks_again(picture, node, incident, now) and sender.keeps_cadence(now)
+    heard = _sends_again(picture, node, incident, now) and sender.keeps_cadence(now)
     return heard and not is_just_back(sender, now)
 
 
 def _ports_are_back(picture: Picture, incident: Incident, now: datetime) -> bool:
     """The ports of a switch lost their links in one event, as when it boots, and all have been up for a
-    while. Drops that add up over hours are no one event."""
+    while. Drops that add up over hours are not one event."""
     of_ports = incident.fault.startswith(SHARED_FAULT) or incident.fault == f"{REPEATS}{LINK_LOST}"
     if not of_ports or not incident.root.switch or now - incident.updated < PORTS_UP_FOR:
         return False
@@ -548,8 +553,8 @@ def find_auto_resolve(rules: Ruleset, picture: Picture, incident: Incident) -> C
 def waits_for_repair(
     rules: Ruleset, picture: Picture, incidents: Iterable[str], *, but_part: str | None = None
 ) -> bool:
-    """Whether lines put a fault into one of these incidents that only a reset, a boot or a test ends, and
-    none is known since. `but_part` of the node does not count."""
+    """Whether a line placed a fault in one of these incidents that only a reset, a boot or a test ends, and
+    no such event is known since. `but_part`: a part of the node that does not count."""
     return any(
         part != but_part and _waits_for_repair(rules, picture, part, burst)
         for name in incidents
@@ -559,7 +564,7 @@ def waits_for_repair(
 
 def _waits_for_repair(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> bool:
     if burst.fault_class not in HARDWARE or _is_detected(rules, burst.fault):
-        return False  # ticks find what is measured again
+        return False  # ticks find measured faults again
     ladder = ladder_for(rules, burst.fault, burst.fault_class, model_on(rules, picture, burst.node))
     lasts = ladder is not None and ladder.gone_after is not GoneAfter.test
     if not lasts and burst.fault_class is not FaultClass.fatal:
@@ -569,7 +574,7 @@ def _waits_for_repair(rules: Ruleset, picture: Picture, part: str, burst: FaultB
 
 
 def is_untreated(incident: Incident) -> bool:
-    """Nothing was done for it, so that nothing has to be proven or returned."""
+    """Nothing was done for it, so nothing needs to be proven or returned."""
     return incident.state is IncidentState.open and incident.drained_at is None
 
 
@@ -596,26 +601,27 @@ def auto_resolve(incident: Incident, cleared: Cleared, now: datetime) -> Inciden
 
 
 def _done_by(incident: Incident, cleared: Cleared) -> Remedy:
-    """The part of the requested remedy that must have been done. An unrequested boot does not count."""
+    """The part of the requested remedy that must have been carried out. An unrequested boot does not
+    count."""
     asked = min(rung_of(incident.remedy), cleared.done, key=REMEDY_LADDER.index)
     return max(incident.tried, asked, key=REMEDY_LADDER.index)
 
 
 def note_cleared(incident: Incident, cleared: Cleared, now: datetime) -> Incident:
-    """Notes once why it is still open although the fault is over."""
+    """Records once why the incident is still open although the fault is over."""
     if any(entry.what == cleared.why for entry in incident.set_aside):
         return incident
     why = say("incidents.tests_decide" if cleared.proven else "incidents.may_outlive")
     return add_ruled_out(incident, RuledOut(at=now, what=cleared.why, why=why, component=incident.root))
 
 
-#: Titles of one node that are passed on.
+#: The most titles per node.
 _MOST = 4
 
 
 def open_faults(incidents: Iterable[Incident]) -> dict[str, tuple[str, ...]]:
-    """Node -> titles of its open incidents of hardware, or found by comparison. Drains and silence say
-    nothing about its speed."""
+    """Node -> titles of its open incidents of hardware or found by comparison. Drains and silence say nothing
+    about its speed."""
     found: dict[str, tuple[str, ...]] = {}
     for incident in incidents:
         node = incident.root.node

@@ -1,4 +1,4 @@
-"""The history of a node in a sentence, for deciding whether it is a lemon; and similar incidents. Pure."""
+"""A node's history in a sentence and as a record for the lemon score; and similar incidents. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from healer.model.faults import Trait, fault_is
 from healer.model.incident import Similar, Similarity
 from healer.text import Said, joined, quoted, say, unstopped
 
-#: The most similar incidents shown.
+#: The most similar incidents that are shown.
 SIMILAR_SHOWN = 5
 
 
@@ -27,8 +27,8 @@ def similar_to(
 ) -> list[Similar]:
     """Similar incidents: those of the same part and node first, each group newest first.
 
-    `model_of`: a node's GPU model, empty if unknown; `cures`: the verbs done for incidents, oldest first.
-    Merged incidents are left out: their root is listed.
+    `model_of`: a node's GPU model, empty if unknown; `cures`: the verbs carried out for incidents, oldest
+    first. Merged incidents are left out, because their root is listed.
     """
     found: dict[str, tuple[Similarity, Incident]] = {}
     for other in others:
@@ -117,13 +117,13 @@ def _span_words(seconds: float) -> Said:
     return say("words.minutes", n=minutes) if minutes < 120 else say("words.hours", n=f"{minutes / 60:.1f}")
 
 
-#: How far back the time out of service counts.
+#: How far back time out of service counts.
 _OUT_DAYS = timedelta(days=14)
 
 
 def out_of_service(history: NodeHistory, since: datetime, now: datetime) -> timedelta:
-    """How long the node was out since then, by its incidents: from healer's drain, or from another owner's,
-    to their end. Overlaps count once."""
+    """How long the node was out of service since then, by its incidents: from healer's or another owner's
+    drain to their end. Overlaps count once."""
     spans = sorted(
         span for incident in history.incidents if (span := _span(incident, since, now)) is not None
     )
@@ -142,7 +142,7 @@ def _span(incident: Incident, since: datetime, now: datetime) -> tuple[datetime,
 
 
 def summarize_node(history: NodeHistory, node: str, since: datetime, now: datetime, *, but: str = "") -> Said:
-    """The node's history in a sentence. `but`: the incident that asks, which is left out."""
+    """The node's history in a sentence. `but`: an incident to leave out, the one that asks."""
     faults = Counter(
         incident.fault
         for incident in history.incidents
@@ -164,7 +164,7 @@ def summarize_node(history: NodeHistory, node: str, since: datetime, now: dateti
 
 def lemon_record(history: NodeHistory, node: str, now: datetime) -> NodeRecord:
     """The part of a node's history that its lemon score uses: faults of its hardware above P3, without false
-    alarms. Only what came after the last lemon incident that a person or a repair ended."""
+    alarms, and only since the last lemon incident that a person or a repair ended."""
     weighed = max(
         (
             incident.closed

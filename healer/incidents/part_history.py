@@ -1,5 +1,5 @@
-"""The fault history of a part: the walk records it, and finds faults that are cleared, repeated too often, or
-that mean more in combination."""
+"""The fault history of a part: the walk records it, and finds faults that have cleared, repeat too often, or
+mean more in combination."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -48,7 +48,7 @@ from healer.text import NO_WORDS, Said, joined, quoted, say
 
 
 def rung_of(remedy: tuple[Remedy, ...]) -> Remedy:
-    """The remedy on the ladder; none if there is none."""
+    """The remedy on the ladder; `none` if there is none."""
     return next((rung for rung in remedy if rung in REMEDY_LADDER), Remedy.none)
 
 
@@ -72,7 +72,7 @@ def ladder_for(rules: Ruleset, fault: str, fault_class: FaultClass, model: str =
 
 
 def repeats_for(rules: Ruleset, fault: str, model: str) -> list[Repeat]:
-    """The first entry of each scope of a node: one GPU, one unit of it, the whole node."""
+    """The first entry for each scope of a node: one GPU, one unit of it, the whole node."""
     found: dict[str, Repeat] = {}
     for rule in rules.escalations.repeats:
         if (
@@ -95,7 +95,7 @@ def describe_fault(rules: Ruleset, fault: str) -> Said:
 
 
 def fault_label(rules: Ruleset, fault: str) -> Said:
-    """A fault for people: `Xid 13`, or its rule's title."""
+    """The name of a fault for people: `Xid 13`, or its rule's title."""
     kind, _, code = fault.partition("-")
     if code.isdigit() and kind in ("xid", "sxid"):
         return quoted(f"{'Xid' if kind == 'xid' else 'SXid'} {code}")
@@ -106,7 +106,7 @@ def fault_label(rules: Ruleset, fault: str) -> Said:
     return quoted(rule.title if rule is not None else fault)
 
 
-#: Measurements and checks are reported repeatedly while a fault lasts: they are one event.
+#: Measurements and checks are reported repeatedly while a fault lasts: that is one event.
 _SENSES = frozenset({Sense.metrics, Sense.hook})
 _INVENTORIES = frozenset({ObservationKind.heartbeat, ObservationKind.gpu_inventory})
 #: The most clients of servers that are remembered.
@@ -123,7 +123,7 @@ def record_walk(
     lines: Sequence[Line],
     findings: Sequence[Finding],
 ) -> None:
-    """Records a walk; `lines`: those of `batch` that are current."""
+    """Records a walk. `lines`: the current lines of `batch`."""
     _record_identities(picture, batch)
     people = _Occupants(picture.slurm, picture.allocations)
     order = {seen.digest: place for place, seen in enumerate(batch)}
@@ -133,7 +133,7 @@ def record_walk(
     ):
         _record_line(rules, picture, seen, reading, people)
     for finding in findings:
-        # A gauge holds the last Xid without its count, so it counts for no repeat.
+        # A gauge holds the last Xid without a count, so it does not count for repeats.
         gauge = fault_is(finding.fault, Trait.coded)
         sensed = (
             bool(finding.evidence)
@@ -240,7 +240,7 @@ def _record_line(
 
 
 def _record_server(picture: Picture, reading: Reading, node: str, at: datetime) -> None:
-    """Records the latest report of a client: whether a server is away."""
+    """Records a client's latest report on whether a server is unreachable."""
     name = reading.server or ""
     if reading.fault == SERVER_AWAY:
         picture.servers_back.pop((name, node), None)
@@ -285,9 +285,9 @@ _ENDED_BY_BOOT = frozenset({GoneAfter.reset, GoneAfter.boot})
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a fault is over. `at`: the time of the sign. `proven`: it cannot have outlived that; else a test
-    decides. `seen`: the part has to be seen again. `replaced`: by another part. `done`: the highest remedy
-    that must have been done."""
+    """Why a fault is over. `at`: the time of the sign. `proven`: the fault cannot have outlived it; otherwise
+    a test decides. `seen`: the part must be seen again. `replaced`: by another part. `done`: the highest
+    remedy that must have been carried out."""
 
     why: Said
     at: datetime
@@ -298,7 +298,7 @@ class Cleared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_cleared_already(rules: Ruleset, picture: Picture, finding: Finding) -> bool:
-    """A line that arrives after its withdrawal: it opens nothing again."""
+    """A line that arrives after its withdrawal, so that it opens nothing."""
     where = finding.component
     if where.node is None or not finding.evidence or not finding.evidence[0].line:
         return False
@@ -314,7 +314,7 @@ def is_cleared_already(rules: Ruleset, picture: Picture, finding: Finding) -> bo
         fault=finding.fault,
         fault_class=finding.fault_class,
         began_at=at,
-        last_at=_as_noted(picture.history.of(where.node, part, finding.fault), at),
+        last_at=_as_recorded(picture.history.of(where.node, part, finding.fault), at),
         pci=where.pci,
     )
     found = _withdrawn(rules, picture, part, late)
@@ -324,10 +324,11 @@ def is_cleared_already(rules: Ruleset, picture: Picture, finding: Finding) -> bo
 
 
 def _is_of_replaced_gpu(picture: Picture, part: str, late: FaultBurst) -> bool:
-    """A line of the GPU that was at this address before another one took its place.
+    """A line of the GPU that was at this address before another one replaced it.
 
-    It is the new GPU's if it belongs to the present boot, or if it is younger than the last line of the old
-    one and than the time before the first report of the new one in which that may have run already.
+    It belongs to the new GPU if it is of the present boot, or if it is younger than both the old GPU's last
+    line and the start of the time before the new one's first report in which the new one may already have
+    run.
     """
     swapped = picture.history.of(late.node, part, REPLACED)
     if not swapped or late.pci is None:
@@ -345,8 +346,8 @@ def _is_of_replaced_gpu(picture: Picture, part: str, late: FaultBurst) -> bool:
 
 
 def note_settled(picture: Picture, incident: Incident, by: str, at: datetime) -> None:
-    """A person resolved the incident: earlier lines of its fault that arrive late open nothing, but count for
-    repeats."""
+    """Records that a person resolved the incident: earlier lines of its fault that arrive late open nothing,
+    but count for repeats."""
     root = incident.root
     if root.node is None:
         return
@@ -367,8 +368,8 @@ def _is_settled(picture: Picture, part: str, burst: FaultBurst) -> bool:
     return any(burst.last_at <= resolved.last_at for resolved in settled)
 
 
-def _as_noted(bursts: Sequence[FaultBurst], at: datetime) -> datetime:
-    """The time as recorded: the history moves lines of the same moment apart slightly."""
+def _as_recorded(bursts: Sequence[FaultBurst], at: datetime) -> datetime:
+    """The time as recorded: the history moves lines of the same moment slightly apart."""
     return next((burst.last_at for burst in bursts if at <= burst.last_at < at + ONE_MOMENT), at)
 
 
@@ -382,7 +383,7 @@ def find_cleared(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst)
 
 
 def _replaced(picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
-    """Another GPU took its place. One that only moved to another slot of the node has its fault still."""
+    """Another GPU took its place. A GPU that only moved to another slot of the node still has its fault."""
     if burst.pci is None:
         return None
     now = picture.history.gpu_at(burst.node, burst.pci)
@@ -433,7 +434,7 @@ def _booted(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Cleared | No
 
 
 def _booted_since(picture: Picture, burst: FaultBurst) -> datetime | None:
-    """When the node booted after the fault, as far as it is known."""
+    """When the node booted after the fault, as far as known."""
     node = picture.node(burst.node)
     booted_at, heard = node.booted_at, node.boot_heard_at
     if burst.boot_id is not None and node.boot_id is not None:
@@ -454,8 +455,8 @@ def apply_history(
     findings: Sequence[Finding],
     now: datetime,
 ) -> list[Finding]:
-    """Records a walk; returns its findings without those that are cleared already, and with those that follow
-    from history. An application error that became a repeat is evidence of the repeat."""
+    """Records a walk; returns its findings, without those that have already cleared, and with those that
+    follow from history. An application error that became a repeat is evidence of the repeat."""
     picture.history.begin()
     record_walk(rules, picture, batch, lines, findings)
     kept = [finding for finding in findings if not is_cleared_already(rules, picture, finding)]
@@ -480,7 +481,7 @@ def apply_history(
 
 
 def _is_sign(rules: Ruleset, finding: Finding) -> bool:
-    """A sign: it is only recorded, and its rate may be a fault."""
+    """The finding is only a sign: it is recorded, and only its rate may be a fault."""
     rule = rules.by_name.get(finding.rule)
     return rule is not None and rule.sign
 
@@ -516,13 +517,13 @@ def _find_repeat(
 
 
 def _lines_since(burst: FaultBurst, since: datetime) -> float:
-    """The lines of a burst after `since`, if they came evenly."""
+    """The number of lines of a burst after `since`, if they came evenly."""
     lasted, after = burst.last_at - burst.began_at, burst.last_at - since
     return burst.count * min(1.0, after / lasted) if lasted else float(burst.count)
 
 
 def _keeps_returning(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> bool:
-    """Its rate is a fault, so that the line of its end ends nothing."""
+    """Its rate is a fault, so that a line reporting its end does not end it."""
     entries = repeats_for(rules, burst.fault, model_on(rules, picture, burst.node))
     key = part, burst.fault
     return any(
@@ -553,8 +554,8 @@ def _counted_bursts(
 
 
 def _is_repaired(picture: Picture, part: str | None, burst: FaultBurst) -> bool:
-    """Its node was tested or repaired since. Not a GPU whose place another one had taken by then: it has its
-    faults still, wherever it is now. `part`: None where the node as a whole counts."""
+    """The node was tested or repaired since. Not true for a GPU that had been replaced by then: it still has
+    its faults, wherever it is now. `part`: None if the node as a whole counts."""
     cleared = picture.node(burst.node).cleared_at
     if cleared is None or burst.last_at > cleared:
         return False
@@ -583,7 +584,7 @@ def _place(entry: Repeat, burst: FaultBurst) -> Said:
 
 
 def _unit_text(unit: str) -> Said:
-    """A unit as `_unit` names it."""
+    """A unit in words, as named by `_unit`."""
     word, _, number = unit.partition(" ")
     return say("incidents.link", link=number) if word == "link" else quoted(unit)
 
@@ -595,7 +596,7 @@ def _gpu(burst: FaultBurst) -> Said:
 
 
 def _figures(bursts: Sequence[FaultBurst], jobs: set[str], users: set[str]) -> Said:
-    """the number of times is added if it differs, or if the jobs are unknown."""
+    """The jobs and users; the number of bursts is added if it differs, or if the jobs are unknown."""
     times = say("incidents.times", n=len(bursts)) if len(bursts) != len(jobs) else NO_WORDS
     if not jobs:
         return times
@@ -633,7 +634,7 @@ def _find_combinations(
 def _nearest_burst(
     picture: Picture, entry: Combination, key: Key, burst: FaultBurst, group: tuple[str, ...]
 ) -> FaultBurst | None:
-    """The newest near burst of these faults on the part; None without one."""
+    """The newest near burst of these faults on the part; None if there is none."""
     near = [
         other
         for (_, fault), other in picture.history.on(burst.node, key[0])

@@ -1,6 +1,6 @@
-"""Where a finding belongs among the open incidents: placers in order, the first that answers decides.
+"""Where a finding belongs among the open incidents: the first of the ordered placers that answers decides.
 
-A placer looks a few incidents up in the book's index and changes nothing. The judges that it asks follow:
+A placer looks up a few incidents in the book's index and changes nothing. The judges that it uses follow:
 whether a finding has the cause of an open incident, and what a new root explains.
 """
 
@@ -64,19 +64,19 @@ _WAITING = frozenset(faults_with(Trait.waits_for_files))
 
 
 class Way(Enum):
-    evidence = "evidence"  # evidence for the reader of an incident, which gets no worse by it
+    evidence = "evidence"  # evidence for an incident, which does not get worse by it
     count = "count"  # means nothing by itself there
-    wait = "wait"  # a teardown whose root was not reported yet
+    wait = "wait"  # a teardown whose root has not been reported yet
     join = "join"  # more of the same
     join_nodes = "join_nodes"  # the same, with the finding's node
-    cover = "cover"  # of a part of what the incident covers
+    cover = "cover"  # about a part that the incident covers
     open = "open"  # an incident of its own
-    move = "move"  # the incident under the root that the finding names
-    drop = "drop"  # was reported before, or has no incident to be evidence for
+    move = "move"  # moves the incident under the root that the finding names
+    drop = "drop"  # reported before, or without an incident to support
 
 
 class Placement(NamedTuple):
-    """`incident`: where the finding goes; for `open` and `move` in its new form."""
+    """`incident`: the incident for the finding; for `open` and `move` in its new form."""
 
     way: Way
     incident: Incident | None = None
@@ -86,7 +86,7 @@ Placer = Callable[[Finding, Book], Placement | None]
 
 
 def join_as_evidence(finding: Finding, book: Book) -> Placement | None:
-    """Evidence for an incident at its place: of hardware, or else the oldest."""
+    """Evidence for an incident at its place: a hardware incident, else the oldest."""
     if not finding.evidence_only:
         return None
     there = list(book.at(finding.component.node, (), finding.component))
@@ -95,7 +95,8 @@ def join_as_evidence(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_line_of_gpu(finding: Finding, book: Book) -> Placement | None:
-    """A counter of memory errors, on a GPU whose kernel line says more about them: no worse by it."""
+    """A counter of memory errors on a GPU whose kernel line says more about them: it does not make the
+    incident worse."""
     if not fault_is(finding.fault, Trait.counts_errors):
         return None
     there = book.at(finding.component.node, (), finding.component)
@@ -106,13 +107,15 @@ def join_line_of_gpu(finding: Finding, book: Book) -> Placement | None:
 
 
 def explain_job(finding: Finding, book: Book) -> Placement | None:
-    """A slow job on a node with a hardware fault; a hung job, on a node with a fatal one or in a place whose
-    nodes are silent."""
+    """A slow job on a node with a hardware fault; a hung job on a node with a fatal fault, or in a place
+    whose nodes are silent."""
     if finding.fault not in _OF_JOBS:
         return None
     jobs = book.hits.named(finding)
     hard = (
-        incident for incident in book.these(book.index.hard(None, jobs)) if _is_under(incident, jobs, book)
+        incident
+        for incident in book.these(book.index.hard(None, jobs))
+        if _is_confined_to(incident, jobs, book)
     )
     if finding.fault != HANG:
         return _first(Way.count, hard)
@@ -132,7 +135,7 @@ def _outages_under(jobs: Set[str], book: Book) -> Iterator[Incident]:
 
 
 def explain_wait(finding: Finding, book: Book) -> Placement | None:
-    """A process that waits in the kernel on a node that reported a file server as away."""
+    """A process that waits in the kernel, on a node that reported a file server as unreachable."""
     node = finding.component.node
     if node is None or finding.fault not in _WAITING:
         return None
@@ -160,7 +163,7 @@ def explain_effect(finding: Finding, book: Book) -> Placement | None:
 
 
 def _jobs_of_effect(finding: Finding, book: Book) -> Set[str]:
-    """The jobs at its time. Without a time of its own its job may have ended before it came."""
+    """The jobs at its time. If it has no time of its own, its job may have ended before it arrived."""
     late = timedelta(0) if Moment(finding.at, finding.arrived_at).dated else DATED_LATE
     return book.hits.jobs_at_the_time(finding, grace=AFTER_ITS_END + late)
 
@@ -169,7 +172,7 @@ def await_root(finding: Finding, book: Book) -> Placement | None:
     return Placement(Way.wait) if finding.teardown else None
 
 
-#: What Slurm itself does to a node, or sees of it, when one of its GPUs has died.
+#: Slurm's own drain or report about a node when one of its GPUs has died.
 _OF_DEAD_GPU = frozenset(
     {"below-configured"}
     | {f"slurm-drain:{kind}" for kind in ("gres-count", "prolog-error", "epilog-error", "kill-task-failed")}
@@ -177,7 +180,7 @@ _OF_DEAD_GPU = frozenset(
 
 
 def explain_slurms_word(finding: Finding, book: Book) -> Placement | None:
-    """Slurm's own drain of a node on which a GPU fault is open that ends work, or its lower count of GPUs."""
+    """Slurm's own drain of a node with an open GPU fault that ends work, or its lower count of GPUs."""
     if finding.fault not in _OF_DEAD_GPU or finding.component.node is None:
         return None
     there = book.at(finding.component.node, (), finding.component)
@@ -203,15 +206,16 @@ def join_same_cause(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_folded_wave(finding: Finding, book: Book) -> Placement | None:
-    """The wave into which the incident of the finding's node and rule is folded, or that is about this very
+    """The wave that the incident of the finding's node and rule is folded into, or that is about this very
     drain of the node."""
     wave = wave_folding(book, finding) or _wave_of_drain(book, finding)
     return Placement(Way.cover, wave) if wave is not None else None
 
 
 def join_place_out(finding: Finding, book: Book) -> Placement | None:
-    """What a job or a check of the site's says of a node whose place is out: that is why. A job's stop
-    accuses none while others of the place may follow or are just back: the next look asks again (law 2)."""
+    """A job's or a site check's report about a node whose place is out: the outage explains it. A stopped job
+    accuses no node while others of the place may follow or have just come back: the next check asks again
+    (law 2)."""
     node = finding.component.node
     if node is None or not fault_is(finding.fault, Trait.of_place):
         return None
@@ -234,15 +238,15 @@ def join_place_out(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_outage(finding: Finding, book: Book) -> Placement | None:
-    """Reports of members of an outage about links, packets and file servers belong to it; of a server, while
-    only members miss it."""
+    """Reports by members of an outage about links, packets and file servers belong to it; those about a
+    server only while no other node reports it."""
     if finding.unusable or finding.fault_class is FaultClass.fatal or not may_follow_outage(finding.fault):
         return None
     where, nodes = finding.component, reporters_of(finding.component, finding.affected)
     others = book.at(None, (), where) if where.node is None else ()
     if not nodes or any(incident.fault == finding.fault for incident in others):
-        return None  # others miss the server too
-    # That the whole fleet is silent is mostly healer's own trouble: it boots no node.
+        return None  # other nodes report the server too
+    # Silence of the whole fleet is mostly healer's own problem: it boots no node.
     for fault in sorted(OUTAGES - ({FLEET_SILENT} if finding.fault == REBOOTED else set())):
         for incident in book.these(book.index.of_fault(fault)):
             if nodes <= {part.node for part in incident.affected}:
@@ -251,8 +255,8 @@ def join_outage(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_broken_place(finding: Finding, book: Book) -> Placement | None:
-    """A broken place explains its nodes, and what is reported of itself as long as it is open; a surely
-    unusable node has its own incident (law 2)."""
+    """A broken place explains its nodes, and what is reported about itself while it is open; a certainly
+    unusable node gets its own incident (law 2)."""
     if finding.unusable:
         return None
     for sharing, place in book.places.keys(finding.fault, finding.component):
@@ -276,8 +280,9 @@ def join_wave(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_unseen_place(finding: Finding, book: Book) -> Placement | None:
-    """Nodes of one job ask within the settling time for what belongs to a place (the IMEX domain) whose name
-    is not known: it is one thing. What healer works on, and what names its place, stays its own."""
+    """Nodes of one job report, within the settling time, something that belongs to a place (the IMEX domain)
+    whose name is unknown: it is one event. Incidents that healer works on, or that name their place, stay
+    separate."""
     if finding.unusable or not book.places.is_unseen(finding.fault, finding.component):
         return None
     jobs = frozenset(book.hits.jobs(finding))
@@ -290,8 +295,8 @@ def join_unseen_place(finding: Finding, book: Book) -> Placement | None:
 
 
 def drop_late_effect(finding: Finding, book: Book) -> Placement | None:
-    """An effect that is reported so late that the incident of its root is over, or a program's error on one
-    more node of a job whose incident is over."""
+    """An effect reported so late that its root's incident is over, or a program's error on one more node of a
+    job whose incident is over."""
     node, of_program = finding.component.node, finding.fault_class is FaultClass.application
     if node is None or not (of_program or finding.follows):
         return None
@@ -307,8 +312,8 @@ def drop_late_effect(finding: Finding, book: Book) -> Placement | None:
 
 
 def _roots_of(finding: Finding, jobs: Set[str], book: Book) -> Iterator[Incident]:
-    """Incidents of hardware that hit one of these jobs when the finding's event happened, by the history:
-    whatever became of the jobs since, and of the incidents."""
+    """Hardware incidents that, by the history, hit one of these jobs at the time of the finding's event,
+    whatever happened since to the jobs and to the incidents."""
     if finding.component.node is None:
         return
     at = book.picture.node(finding.component.node).moment(finding.at, finding.arrived_at)
@@ -321,11 +326,11 @@ def _roots_of(finding: Finding, jobs: Set[str], book: Book) -> Iterator[Incident
 
 
 def open_own(finding: Finding, book: Book) -> Placement:
-    """A new incident, or a new one that follows from this finding's fault, moved to it."""
+    """A new incident; or an incident that follows from this finding's fault, moved under it."""
     new = book.opened(finding)
     if _is_known(new, finding, book):
         return Placement(Way.drop)
-    before = next(_moving(new, finding, book), None)
+    before = next(_incidents_to_move(new, finding, book), None)
     return Placement(Way.open, new) if before is None else Placement(Way.move, move_root(before, new))
 
 
@@ -362,9 +367,9 @@ def _first(way: Way, incidents: Iterator[Incident]) -> Placement | None:
     return Placement(way, found) if found is not None else None
 
 
-def _is_under(incident: Incident, jobs: Set[str], book: Book) -> bool:
-    """None of the jobs runs elsewhere: one restarted on other nodes has left the fault behind, though its
-    incident may be open for days."""
+def _is_confined_to(incident: Incident, jobs: Set[str], book: Book) -> bool:
+    """None of the jobs runs elsewhere: a job restarted on other nodes has left the fault behind, though its
+    incident may stay open for days."""
     node, slurm = incident.root.node, book.picture.slurm
     shown = [slurm.jobs[name] for name in sorted(jobs) if name in slurm.jobs] if slurm is not None else []
     return node is not None and not any(job.nodes and node not in job.nodes for job in shown)
@@ -381,7 +386,7 @@ def _is_known(new: Incident, finding: Finding, book: Book) -> bool:
     return explained_by is not None and explained_by.is_open
 
 
-def _moving(new: Incident, finding: Finding, book: Book) -> Iterator[Incident]:
+def _incidents_to_move(new: Incident, finding: Finding, book: Book) -> Iterator[Incident]:
     """New incidents that no person has decided on, and whose root the finding names."""
     if finding.fault_class in HARDWARE:
         for other in book.at(new.root.node, new.jobs_hit, new.root):
@@ -391,7 +396,7 @@ def _moving(new: Incident, finding: Finding, book: Book) -> Iterator[Incident]:
 
 
 def wave_of(book: Book, rule: Rule, node: str | None) -> Incident | None:
-    """The open wave that a fault of this rule on this node belongs to now."""
+    """The open wave to which a fault of this rule on this node belongs now."""
     waves = book.these(book.index.of_fault(f"{WAVE_FAULT}{rule.name}"))
     return next(
         (incident for incident in waves if wave_continues(incident, node, book.picture, book.now)), None
@@ -399,8 +404,8 @@ def wave_of(book: Book, rule: Rule, node: str | None) -> Incident | None:
 
 
 def wave_folding(book: Book, finding: Finding) -> Incident | None:
-    """The wave that contains the incident of the finding's node and rule. That the node is surely unusable is
-    news if it was unknown."""
+    """The wave that contains the incident of the finding's node and rule. If the node is now certainly
+    unusable and was not before, that is news."""
     node, rule = finding.component.node, book.policies.of(finding)
     for incident in book.these(book.index.of_fault(f"{WAVE_FAULT}{rule.name}")):
         if node in incident.folded and not (
@@ -411,7 +416,7 @@ def wave_folding(book: Book, finding: Finding) -> Incident | None:
 
 
 def _wave_of_drain(book: Book, finding: Finding) -> Incident | None:
-    """The incident of nodes that Slurm drained together. A drain since then is another one."""
+    """The incident of nodes that Slurm drained together. A later drain is another event."""
     if not fault_is(finding.fault, Trait.slurm_drain):
         return None
     dated = finding.at != finding.arrived_at
@@ -424,7 +429,8 @@ def _wave_of_drain(book: Book, finding: Finding) -> Incident | None:
 # --- whether a finding has the cause of an open incident: the first judge that knows decides ----------------
 
 
-#: How late a root may be reported and still explain effects, if the senders' clocks put them together.
+#: How late a root may be reported and still explain effects, if the senders' clocks place them close
+#: together.
 LATE = timedelta(hours=1)
 
 
@@ -453,7 +459,7 @@ def is_same(pair: Pair) -> bool:
 
 
 def _stopped_by_person(pair: Pair) -> bool | None:
-    """A person stopped healer on a working node: that the node is lost now is news."""
+    """A person stopped healer on a working node; that the node is lost now is news."""
     incident = pair.incident
     return (
         False if incident.stopped_by is not None and pair.finding.unusable and not incident.unusable else None
@@ -476,7 +482,7 @@ def _is_only_evidence(pair: Pair) -> bool | None:
 
 
 def _root_came_late(pair: Pair) -> bool | None:
-    """A GPU is lost, and an earlier fault of its node follows from that."""
+    """A GPU is lost, and explains an earlier fault of its node."""
     incident, finding = pair.incident, pair.finding
     late = (
         pair.same_node
@@ -487,8 +493,8 @@ def _root_came_late(pair: Pair) -> bool | None:
 
 
 def _of_the_node(pair: Pair) -> bool | None:
-    """A worse fault of the node is a new incident under the rule that may act on it, and takes the milder one
-    in. Anything else belongs to the known one."""
+    """A worse fault of the node opens a new incident under the rule that may act on it, and absorbs the
+    milder one. Anything else joins the known one."""
     incident, finding, policies = pair
     if not (pair.hardware and pair.same_node):
         return None
@@ -514,8 +520,8 @@ def _of_the_rule(pair: Pair) -> bool | None:
 
 
 def _awaits_proof(pair: Pair) -> bool | None:
-    """An incident that arose under planned work only takes in findings that confirm it: it may end at any
-    minute."""
+    """An incident that arose under planned work only takes findings that confirm it, because it may end at
+    any minute."""
     waits = pair.incident.plan and pair.incident.waits_since is not None
     return False if waits and not is_proof(pair.incident, pair.finding) else None
 
@@ -558,7 +564,7 @@ class NewRoot(NamedTuple):
 
 
 def are_apart(both: NewRoot) -> bool:
-    """Of one node at different times, and independent: GPU, network and disks, or two GPUs."""
+    """Faults of one node at different times that are independent: GPU, network and disks, or two GPUs."""
     far = abs(both.root.opened - both.other.opened) > NEAR
     return (
         far
@@ -574,7 +580,7 @@ def _are_other_gpus(both: NewRoot) -> bool:
 
 
 def is_weaker(both: NewRoot) -> bool:
-    """A milder or unusual fault of the node: it is merged whatever works on it, and its evidence stays."""
+    """A milder or unusual fault of the node: it is merged whatever works on it, and its evidence is kept."""
     other, root, policies = both
     watched = other.fault_class is root.fault_class is FaultClass.degraded and both.same_node
     weaker = watched and policies.weaker(other.rule, root.rule)
@@ -582,13 +588,13 @@ def is_weaker(both: NewRoot) -> bool:
 
 
 def is_worse_while_busy(both: NewRoot) -> bool:
-    """A worse fault of a node or job that a run works on: the run ends as it can."""
+    """A worse fault of a node or job that a run works on: that run ends when it can."""
     worse = (both.same_node and both.less) or _hung_job(both)
     return both.other.run is not None and worse
 
 
 def is_explained(both: NewRoot) -> bool:
-    """Whether the new root explains the other incident; nothing works on that."""
+    """Whether the new root explains the other incident, on which nothing works."""
     return any(explain(both) for explain in _EXPLAINS)
 
 
@@ -612,8 +618,8 @@ def _hung_job(both: NewRoot) -> bool:
     return fatal and both.other.fault == HANG and both.other.root.job in both.root.jobs_hit
 
 
-def _sympathetic(both: NewRoot) -> bool:
-    """Errors of the job's processes just before the root."""
+def _preceding_errors(both: NewRoot) -> bool:
+    """Errors of the job's processes shortly before the root."""
     other, root = both.other, both.root
     lately = root.opened - other.opened <= NEAR or _happened_together(both)
     ours = both.same_node or not set(other.jobs_hit).isdisjoint(root.jobs_hit)
@@ -621,20 +627,20 @@ def _sympathetic(both: NewRoot) -> bool:
 
 
 def _happened_together(both: NewRoot) -> bool:
-    """Near in time by the senders' clocks, though the root was reported late."""
+    """Near in time by the senders' clocks, although the root was reported late."""
     other, root = both.other, both.root
     late = timedelta(0) <= root.opened - other.opened <= LATE
     return late and apart(_reported(root), _reported(other)) <= lasts_for(root.fault, other.fault)
 
 
 def _reported(incident: Incident) -> Moment:
-    """The first evidence by its sender's clock."""
+    """The first evidence, by its sender's clock."""
     first = incident.evidence[:1]
     return moment_of_evidence(first[0]) if first else Moment(incident.opened, incident.opened)
 
 
 def has_lost_packets(both: NewRoot) -> bool:
-    """Links of a job's other nodes lost packets of the part that broke."""
+    """Links of the job's other nodes lost packets because of the part that broke."""
     other, root = both.other, both.root
     lately = abs(root.opened - other.opened) <= NEAR or _happened_together(both)
     lost = fault_is(other.fault, Trait.loses_packets) and other.fault_class is FaultClass.degraded
@@ -648,4 +654,4 @@ def _other_end(both: NewRoot) -> bool:
     return hardware and not both.same_node and both.other.root != both.root.root and both.less
 
 
-_EXPLAINS = (_milder, _followed, _slow_job, _hung_job, _sympathetic, _other_end)
+_EXPLAINS = (_milder, _followed, _slow_job, _hung_job, _preceding_errors, _other_end)

@@ -1,5 +1,5 @@
 """Faults that come back: a part that fails again climbs the ladder of remedies, is judged more strictly on
-probation, or is a lemon; and harmless signs add up at a place.
+probation, or becomes a lemon; and harmless signs add up at a place.
 """
 
 from collections import Counter
@@ -38,27 +38,27 @@ from healer.model.faults import LEMON, REPEATS, fits, once
 from healer.observations import Picture
 from healer.text import Said, joined, quoted, say
 
-#: Faults of any kind on one part that make it a lemon too.
+#: This many faults of any kind also make a part a lemon.
 LEMON_OF_ANY = 3
-#: Severity of a fault on a node on probation.
+#: The severity of a fault on a node on probation.
 _ONE_UP = {Severity.P3: Severity.P2, Severity.P2: Severity.P1}
-#: Causes that a rule only assumes; a test decides.
+#: Causes that a rule only assumes, until a test decides.
 _OPEN = frozenset({Cause.unclear, Cause.transient})
 #: The most bursts of one part that count for its place.
 OF_ONE_PART = 2
-#: Activity on a node that lets its links drop.
+#: Activity on a node that makes its links drop.
 _DISTURBS = frozenset(
     {ContextKind.maintenance, ContextKind.rebooting, ContextKind.power_saving, ContextKind.drained}
 )
-#: Links drop and come back in the first minutes of a boot.
+#: Links drop and come back during the first minutes of a boot.
 AFTER_BOOT = timedelta(minutes=10)
 
 
 def place_and_climb(
     rules: Ruleset, picture: Picture, work: Book, earlier: Container[str], now: datetime
 ) -> None:
-    """Records where the walk's findings went. A fault that recurs on a part climbs the ladder or makes it a
-    lemon. `earlier`: incidents of earlier walks."""
+    """Records the incident of each finding of the walk. A fault that recurs on a part climbs the ladder or
+    makes it a lemon. `earlier`: ids of incidents of earlier walks."""
     placed = list(work.placed)
 
     def is_over(name: str) -> bool:
@@ -99,7 +99,7 @@ def _climb_ladder(rules: Ruleset, picture: Picture, work: Book, incident: Incide
     before, alike = _failures(before), _failures(alike)
     if ladder.lemon and (len(alike) + 1 >= ladder.lemon or len(before) + 1 >= LEMON_OF_ANY):
         take_finding(work, _lemon(rules, incident, before, ladder, now))
-        if (still := work.by_id.get(incident.id)) is not None:  # the lemon may have taken it in
+        if (still := work.by_id.get(incident.id)) is not None:  # the lemon may have absorbed it
             work.put(msgspec.structs.replace(still, cause=Cause.permanent))
 
 
@@ -108,8 +108,8 @@ def _on_probation(before: Incident, incident: Incident) -> bool:
 
 
 def _raise_on_probation(incident: Incident, before: Sequence[Incident]) -> Incident:
-    """A relapse is one severity higher: the repair did not last. P0 is never set here, and planned work
-    bounds it."""
+    """A relapse is one severity higher, because the repair did not last. Never raises to P0, and leaves
+    incidents under planned work alone."""
     severity = _ONE_UP.get(incident.severity)
     if severity is None or incident.plan:
         return incident
@@ -123,12 +123,12 @@ def _raise_on_probation(incident: Incident, before: Sequence[Incident]) -> Incid
 def _earlier_incidents(
     rules: Ruleset, picture: Picture, work: Book, incident: Incident, ladder: Ladder
 ) -> list[Incident]:
-    """Ended incidents of the same part within the days of a lemon, the oldest first; without false alarms."""
+    """Ended incidents of the same part within a lemon's days, oldest first; without false alarms."""
     part, since = part_of(picture, incident.root), incident.opened - ladder.lemon_within
     had = picture.history.of_part(incident.root.node or "", part)
     names = {burst.incident: burst.node for _, burst in had if burst.incident and burst.last_at >= since}
     roots = ((work.root_of(name), node) for name, node in names.items())
-    # What a place, a wave or another node explains is no failure of the part.
+    # A fault that a place, a wave or another node explains is no failure of the part.
     found = {root.id: root for root, node in roots if root is not None and root.root.node == node}
     ended = [
         earlier
@@ -152,7 +152,7 @@ def _ladders(rules: Ruleset, picture: Picture, incident: Incident) -> list[Ladde
 
 
 def _failures(before: Sequence[Incident]) -> list[Incident]:
-    """The incidents without those whose drain was lifted before any remedy, as by a veto: the failure
+    """The incidents, without those whose drain was lifted before any remedy, such as by a veto: a failure
     afterwards is still the same one."""
     return [
         incident
@@ -166,8 +166,9 @@ def _is_well(incident: Incident) -> bool:
 
 
 def _next_rung(rules: Ruleset, incident: Incident, again: Sequence[Incident], ladder: Ladder) -> Incident:
-    """One above the highest remedy that was recently carried out and did not last: the fault is permanent. A
-    remedy that was only asked for, and held, vetoed or cancelled, is asked for again."""
+    """The incident with a remedy one above the highest that was recently carried out and did not last: the
+    fault is permanent. A remedy that was only requested, but held, vetoed or cancelled, is requested
+    again."""
     before = max(again, key=lambda incident: (REMEDY_LADDER.index(incident.tried), incident.opened))
     wanted, tried = rung_of(incident.remedy), before.tried
     later = _span((incident.opened - (before.closed or before.updated)).total_seconds())
@@ -234,13 +235,13 @@ def _span(seconds: float) -> Said:
     return say("words.hours", n=f"{seconds / 3600:.1f}")
 
 
-# --- harmless signs of a place: each part has one or two, and the nodes under one switch have many. What a
-# boot or planned work did to a node counts for no place, nor does one part that has most of them: that is a
-# fault of the part. Entries of `rules/escalations.yaml` whose `same` is a place.
+# --- harmless signs of a place: each part has one or two, and the nodes under one switch have many. Signs
+# caused by a boot or planned work on a node do not count for a place. Nor does a part with most of the signs:
+# that is a fault of the part. Configured in `rules/escalations.yaml`, by entries whose `same` is a place.
 
 
 def find_place_repeats(rules: Ruleset, context: Context) -> list[Finding]:
-    """The places at which a burst that this walk noted made a rate full."""
+    """The places at which a burst recorded in this walk reached a rate's limit."""
     found: dict[tuple[str, str], Finding | None] = {}
     places = Places(rules, context.picture)
     for key, burst in context.picture.history.touched:
@@ -254,7 +255,7 @@ def find_place_repeats(rules: Ruleset, context: Context) -> list[Finding]:
 
 
 def _place_of(places: Places, kind: PlaceKind, part: str, burst: FaultBurst) -> str:
-    """A card may have a leaf switch of its own."""
+    """The place; a card may have a leaf switch of its own."""
     return places.of(Component(cluster=burst.cluster, node=burst.node, nic=part or None), kind)
 
 
@@ -302,7 +303,7 @@ def _counted_at(
 
 
 def _undisturbed_since(context: Context, node: str, since: datetime) -> datetime | None:
-    """When a boot, work or a repair of the node was over; None while something goes on there."""
+    """When a boot, work or a repair of the node was over; None while any of them is going on."""
     if any(activity.kind in _DISTURBS for activity in context.of(node)):
         return None
     picture, state = context.picture, context.picture.node(node)

@@ -1,7 +1,7 @@
 """The second look (law 2): which text of a relay the node itself is asked about, what its answer proves, and
 how that changes the incident. Pure.
 
-Agreed, it is the node's own word. Denied, the relay is suspect. All else changes nothing.
+An agreement is the node's own report. A denial makes the relay suspect. Any other answer changes nothing.
 """
 
 import re
@@ -24,12 +24,12 @@ from healer.text import Said, from_stored, quoted, say
 SECOND_LOOK = "second-look"
 #: A record this far from the time of the claim is about something else: old lines may be sent again.
 NEAR = timedelta(minutes=2)
-#: The clocks of a relay and of healer may differ by so much, and a relay may be late by so much.
+#: The clocks of a relay and of healer may differ by this much, and a relay may be late by this much.
 CLOCKS = timedelta(seconds=60)
-#: The most looks for one incident; and when denied words that come again are asked about again: they may be
+#: The most looks per incident; and when a denied claim that comes again is checked again, because it may be
 #: true by then.
 LOOKS_MOST, AGAIN_AFTER = 3, timedelta(minutes=10)
-#: What the node is asked for: so much of the kernel's words, in small letters and digits alone.
+#: How much of the kernel's text the node is asked for, in lower-case letters and digits only.
 OPENING_MOST, OPENING_LEAST = 160, 8
 #: The part of a driver's line that says what happened to which device.
 _CODED = re.compile(r"(?:NVRM: Xid|nvidia-nvswitch\d{1,3}: SXid)\s*\(.{0,80}?\):\s*\d{1,5}(?!\d)")
@@ -44,7 +44,8 @@ class LookResult(StrEnum):
 
 
 class LookAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look at a node came to. `text` is for people; `line` is the node's own record, of time `at`."""
+    """The outcome of a look at a node. `text` is for people; `line` is the node's own record, at time
+    `at`."""
 
     result: LookResult
     text: Said
@@ -55,14 +56,14 @@ class LookAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=4096)
 def opening_of(line: str) -> str:
-    """What identifies the record of the kernel that the line repeats; empty where too little is left."""
+    """The text that identifies the kernel record behind the line; empty if too little of it is left."""
     parsed = parse_line(line)
     content = parsed.content if parsed is not None else _without_prefix(line)
     coded = _CODED.match(content)
     words = coded[0].lower() if coded else _ESCAPED.split(content)[0]
     pci = parsed.pci if coded and parsed is not None else None
     if pci is not None and pci not in words:
-        words = words.replace(pci.partition(":")[2], pci, 1)  # a log that was shortened leaves out the domain
+        words = words.replace(pci.partition(":")[2], pci, 1)  # a shortened log omits the domain
     opening = plain_words(words)[:OPENING_MOST]
     return opening if len(opening) >= OPENING_LEAST else ""
 
@@ -79,8 +80,8 @@ def plain_words(text: str) -> str:
 
 
 def claims_to_ask(incident: Incident) -> tuple[Evidence, ...]:
-    """What a relay says of the root's node that the node is to be asked about next: lines of the same words,
-    or figures. Empty: nothing, or it was asked already."""
+    """The next claims of a relay about the root's node to check with the node: lines with the same text, or
+    figures. Empty if there are none, or all were checked already."""
     claims = [claim for claim in unproven_claims(incident) if not claim.look and question_of(incident, claim)]
     if not claims or len({claim.look for claim in incident.evidence if claim.look}) >= LOOKS_MOST:
         return ()
@@ -91,8 +92,8 @@ def claims_to_ask(incident: Incident) -> tuple[Evidence, ...]:
 
 
 def question_of(incident: Incident, claim: Evidence) -> str:
-    """What the node is asked about: how a line's record begins, or the measured fault; empty where it has no
-    answer at once."""
+    """The question to the node: how a line's record begins, or the measured fault; empty if it has no
+    immediate answer."""
     if claim.line:
         return opening_of(claim.line)
     return incident.fault if claim.sense is Sense.metrics and incident.fault in SHOWN_BY_SMI else ""
@@ -112,28 +113,29 @@ def mark_asked(incident: Incident, claims: Sequence[Evidence], run: str) -> Inci
 
 
 def is_asked(incident: Incident, runs: Collection[str]) -> bool:
-    """One of these runs asks the node about what relays say of it."""
+    """One of these runs asks the node about claims of relays."""
     return any(claim.look in runs for claim in unproven_claims(incident))
 
 
 def asked_by(incident: Incident, run: str) -> tuple[Evidence, ...]:
-    """What this run asks the node about; a person's run: what no sense has proven so far."""
+    """The claims that this run asks the node about; for a person's run, everything that no sense has proven
+    so far."""
     by_run = tuple(claim for claim in incident.evidence if claim.look == run)
     return by_run or tuple(claim for claim in unproven_claims(incident) if question_of(incident, claim))[:1]
 
 
 def is_denied(incident: Incident) -> bool:
-    """The node itself denies all that is opening of it."""
+    """The node itself denies all of the incident's opening evidence."""
     claims = unproven_claims(incident)
     denied = {question_of(incident, claim) for claim in incident.evidence if claim.denied}
     return bool(claims) and all(claim.denied or question_of(incident, claim) in denied for claim in claims)
 
 
-# --- what the node's answer says of them ---
+# --- the node's answer
 
 
 def says_gone(claim: Evidence) -> bool:
-    """It says that the GPU is gone: the driver reaches it no more."""
+    """The claim says that the GPU is gone: the driver no longer reaches it."""
     parsed = parse_line(claim.line)
     if parsed is None:
         return False
@@ -144,8 +146,8 @@ def says_gone(claim: Evidence) -> bool:
 def judge_look(
     claim: Evidence, seen: NodeLook, now: datetime, repaired_at: datetime | None = None
 ) -> LookAnswer:
-    """`now`: when the node answered, by healer's clock. `repaired_at`: the last reset or repair of the node.
-    A record from before that says nothing of the node as it is."""
+    """`now`: when the node answered, by healer's clock. `repaired_at`: the last reset or repair of the node;
+    an earlier record says nothing about its present state."""
     booted_at = now - timedelta(seconds=seen.up_s)
     opening, where = opening_of(claim.line), quoted(claim.component.pci or "") or say("incidents.the_gpu")
     alike = [record for record in seen.records if opening_of(record.text) == opening]
@@ -176,7 +178,7 @@ def judge_look(
 
 
 def judge_figures(fault: str, shown: Mapping[str, bool], now: datetime) -> LookAnswer:
-    """`shown`: what nvidia-smi on the node says now, by the names in `SHOWN_BY_SMI`."""
+    """`shown`: what nvidia-smi on the node shows now, by the names in `SHOWN_BY_SMI`."""
     kinds = SHOWN_BY_SMI.get(fault, ())
     if any(shown.get(kind) for kind in kinds):
         text = say("incidents.smi_shows_it")
@@ -194,11 +196,12 @@ def unknown_answer(why: Said) -> LookAnswer:
     return LookAnswer(result=LookResult.unknown, text=why)
 
 
-# --- what that changes ---
+# --- its effect on the incident ---
 
 
 def after_look(incident: Incident, run: str, look: Mapping[str, Any], at: datetime) -> Incident:
-    """The incident with a run's answer: the node's own evidence, or its denial. `at`: when it came."""
+    """The incident with a run's answer: the node's own evidence, or its denial. `at`: when the answer
+    came."""
     answer = from_stored(look, LookAnswer)
     claims = [claim for claim in incident.evidence if claim.look == run]
     if not claims or answer.result is LookResult.unknown:

@@ -1,6 +1,6 @@
 """What nodes share: a place that explains the faults of several (`rules/sharing.yaml`), a wave, a silence.
 
-A wave is one kind of fault on many nodes at once. Probably not the nodes are at fault but a roll-out, the
+A wave is one kind of fault on many nodes at once. The cause is probably not the nodes but a roll-out, the
 fabric or healer. Law 3 gives the numbers, and the breaker holds all actions.
 """
 
@@ -50,14 +50,14 @@ from healer.observations import Picture
 from healer.observations.silences import Outage
 from healer.text import NO_WORDS, Said, quoted, say
 
-#: How long after its last news a broken place explains the faults of its nodes.
+#: How long after its last report a broken place explains the faults of its nodes.
 EXPLAINS_FOR = timedelta(minutes=10)
-#: Names listed in a sentence.
+#: The most names listed in a sentence.
 _NAMED = 3
 
 
 class Places:
-    """Places of the cluster's parts, by one walk's picture."""
+    """The places of the cluster's parts, by one walk's picture."""
 
     def __init__(self, rules: Ruleset, picture: Picture) -> None:
         self._rules, self._picture = rules, picture
@@ -70,7 +70,7 @@ class Places:
         return self._picture.slurm.nodes if self._picture.slurm is not None else {}
 
     def of(self, where: Component, kind: PlaceKind) -> str:
-        """The name of the place; empty if unknown. A switch that reports about itself is its own place, a
+        """The name of the place; empty if unknown. A switch that reports about itself is its own place, and a
         rack is in the row of its nodes."""
         if kind is PlaceKind.unplaced:
             return ""
@@ -98,7 +98,7 @@ class Places:
         return {rack: row for rack, row in spots if rack and row}
 
     def _domain(self, node: str) -> str:
-        """The NVLink domain as the driver reports it; else, for racks built as one domain, the rack."""
+        """The NVLink domain as reported by the driver; else the rack, if the rack is built as one domain."""
         state = self._picture.nodes.get(node)
         if state is not None and (domain := state.facts.get("nvlink_domain", "")):
             return domain
@@ -107,7 +107,7 @@ class Places:
         return self.of(Component(cluster=self._picture.cluster, node=node), PlaceKind.rack) if whole else ""
 
     def _is_one_domain(self, node: SlurmNode) -> bool:
-        """Whether one NVLink domain joins the whole rack of this node's GPU model."""
+        """Whether one NVLink domain spans the whole rack for this node's GPU model."""
         whole_rack = self._whole_racks.get(node.gpu_model)
         if whole_rack is None:
             name = gpu_model(self._rules.gpu_models, node)
@@ -127,7 +127,7 @@ class Places:
         return self._sizes.get((kind, name), 0)
 
     def keys(self, fault: str, where: Component) -> Iterator[tuple[Sharing, str]]:
-        """The places whose fault this fault at `where` may be, or may come of."""
+        """The places whose fault this fault at `where` may be, or may result from."""
         for sharing in self._of_fault(fault)[0]:
             if place := self.of(where, sharing.place):
                 yield sharing, place
@@ -138,7 +138,7 @@ class Places:
         return bool(alone) and not any(self.of(where, sharing.place) for sharing in alone)
 
     def of_itself(self, fault: str) -> Sequence[Sharing]:
-        """The sharings whose place itself has this fault."""
+        """The sharings in which the place itself has this fault."""
         return self._of_fault(fault)[1]
 
     def _of_fault(self, fault: str) -> tuple[list[Sharing], list[Sharing]]:
@@ -172,13 +172,13 @@ def unit(where: Component) -> str:
 
 
 def is_shared(sharing: Sharing, members: Sequence[Incident], size: int) -> bool:
-    """Whether enough units have the fault to make it the place's."""
+    """Whether enough units have the fault to attribute it to the place."""
     units = len({unit(incident.root) for incident in members if fits(incident.fault, sharing.faults)})
     return units >= sharing.at_least and units >= sharing.share * size
 
 
 def place_finding(sharing: Sharing, root: Component, place: str, members: Sequence[Incident]) -> Finding:
-    """The finding of the place's fault, from its members, the oldest first."""
+    """The finding of the place's fault, from its members, oldest first."""
     names = list(dict.fromkeys(unit(incident.root) for incident in members))
     where = say(f"incidents.spot_{sharing.place}", place=place)
     who = say("incidents.nodes_of_it", n=len(names)) if names[1:] else quoted(names[0])
@@ -203,17 +203,17 @@ def still_explains(incident: Incident, finding: Finding) -> bool:
     return min(finding.at, finding.arrived_at) - incident.updated <= EXPLAINS_FOR
 
 
-#: As for the breaker.
+#: The same as for the breaker.
 STORM_WINDOW = timedelta(minutes=5)
-#: Faults within this of a new driver or firmware on their nodes are attributed to the roll-out.
+#: Faults within this time after a new driver or firmware on their nodes are attributed to the roll-out.
 ROLL_OUT = timedelta(hours=24)
-#: A wave continues while more of it comes within this.
+#: A wave continues while further faults come within this time.
 GOES_ON = timedelta(minutes=10)
 
 
 class Wave(NamedTuple):
-    """`members`: its open incidents, the oldest first; `nodes`: all nodes so far. `root`: what they share,
-    the cluster if nothing; `shared`: the same in words; `span`: the time in which they came, in words."""
+    """`members`: its open incidents, oldest first; `nodes`: all nodes so far. `root`: what they share, or the
+    cluster if nothing; `shared`: the same in words; `span`: the time within which they came, in words."""
 
     members: tuple[Incident, ...]
     nodes: frozenset[str]
@@ -223,7 +223,7 @@ class Wave(NamedTuple):
 
 
 def wave_limit(rules: Ruleset, picture: Picture) -> int | None:
-    """Distinct roots that make a wave; None: switched off."""
+    """The number of distinct roots that make a wave; None: switched off."""
     settings = rules.cluster_guards.get(picture.cluster, rules.guards)
     if settings.breaker_share >= 1.0:
         return None
@@ -232,8 +232,8 @@ def wave_limit(rules: Ruleset, picture: Picture) -> int | None:
 
 
 def may_be_of_wave(incident: Incident, rule: Rule, places: Places) -> bool:
-    """Hardware faults, and program errors without a known job. Not: watched or planned nodes, alerts of other
-    systems, and nodes that were out already."""
+    """Hardware faults, and program errors without a known job. Excluded: watched nodes, nodes in planned
+    work, alerts of other systems, and nodes that were already out."""
     node = places.nodes.get(incident.root.node or "")
     if incident.root.node is None or incident.node_was_out or (node is not None and node.planned):
         return False
@@ -249,7 +249,7 @@ def may_be_of_wave(incident: Incident, rule: Rule, places: Places) -> bool:
 def wave_among(
     members: Sequence[Incident], places: Places, picture: Picture, limit: int, now: datetime
 ) -> Wave | None:
-    """The wave that these incidents of one rule make, the oldest first; None: too few."""
+    """The wave that these incidents of one rule form, oldest first; None: too few."""
     storm = [incident for incident in members if now - incident.opened < STORM_WINDOW]
     if _node_count(storm) >= limit:
         return _wave(storm, places, picture, say("incidents.in_5_min"))
@@ -264,8 +264,8 @@ def wave_among(
 
 
 def wave_continues(wave: Incident, node: str | None, picture: Picture, now: datetime) -> bool:
-    """Whether a finding of the node now belongs to the wave: it is fresh, or the node has the new version
-    that all of its nodes got."""
+    """Whether a finding of the node belongs to the wave now: the wave is recent, or the node has the new
+    version that all of its nodes got."""
     if now - wave.updated <= GOES_ON:
         return True
     nodes = [*(part.node for part in wave.affected), node]
@@ -340,7 +340,7 @@ def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> 
         place = found.pop()
         if not place or found or places.size(kind, place) >= len(places.nodes):
             continue
-        # Roll-outs go rack by rack: a place that also has well nodes explains less than the version.
+        # Roll-outs go rack by rack: a place that also has healthy nodes explains less than the version.
         if given and places.size(kind, place) > len(names):
             continue
         return places.root(kind, place), say(f"incidents.all_in_{kind}", place=place)
@@ -353,14 +353,14 @@ def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> 
 
 
 def is_urgent(wave: Wave) -> bool:
-    """Urgent for a person: hardware of many nodes is reported broken."""
+    """The wave is urgent for a person: it reports broken hardware on many nodes."""
     return any(
         incident.severity <= Severity.P2 and incident.fault_class in HARDWARE for incident in wave.members
     )
 
 
 def drains_title(wave: Wave, fault: str) -> Said:
-    """`fault`: Slurm's own drain of all of them."""
+    """`fault`: Slurm's own drain, the same for all nodes."""
     named = {"n": len(wave.nodes), "kind": fault.partition(":")[2].replace("-", " "), "span": wave.span}
     title = say("incidents.drained_together", **named)
     return say("incidents.drained_together_shared", title=title, shared=wave.shared) if wave.shared else title
@@ -376,7 +376,7 @@ def wave_finding(wave: Wave, rule: Rule, title: Said) -> Finding:
 
 
 def _finding_of(wave: Wave, name: str, fault_class: FaultClass, title: Said) -> Finding:
-    """`name`: of the rule, or of the fault, that its single incidents have."""
+    """`name`: of the rule, or the fault, of its single incidents."""
     first = wave.members[0]
     return Finding(
         rule=WAVE_RULE,
@@ -392,7 +392,7 @@ def _finding_of(wave: Wave, name: str, fault_class: FaultClass, title: Said) -> 
 
 
 def wave_fields(wave: Wave, *, held: bool) -> dict[str, Any]:
-    """Severity, remedy and cause of the wave's incident. The breaker pages for those that it `held`."""
+    """Severity, remedy and cause of the wave's incident. The breaker pages for waves that it `held`."""
     causes = {incident.cause for incident in wave.members}
     return {
         "severity": Severity.P1 if is_urgent(wave) else Severity.P2,
@@ -406,19 +406,20 @@ _OF_OUTAGE = frozenset({Trait.network, Trait.link_down, Trait.loses_packets, Tra
 
 
 def may_follow_outage(fault: str) -> bool:
-    """Whether members of an outage report it because of the outage, once or repeatedly."""
+    """Whether members of an outage report this fault because of the outage, once or repeatedly."""
     fault = once(fault)
     return fault in {SERVER_AWAY, REBOOTED} or not _OF_OUTAGE.isdisjoint(traits_of(fault))
 
 
 def reporters_of(root: Component, affected: Iterable[Component]) -> frozenset[str]:
-    """The nodes that reported it: the root's own, or of a device (a file server) those that it affects."""
+    """The nodes that reported it: the root's own node or, for a device (a file server), the nodes that it
+    affects."""
     nodes = (root.node,) if root.node is not None else tuple(part.node for part in affected)
     return frozenset(node for node in nodes if node)
 
 
 def outage_of(incident: Incident) -> Outage:
-    """Of an incident of a silent place, or of the fleet."""
+    """The outage of a silent place or of the fleet, as in its incident."""
     word = incident.fault.removesuffix("-silent")
     kind = PlaceKind(word) if incident.fault != FLEET_SILENT else None
     nodes = frozenset(part.node for part in incident.affected if part.node)
@@ -427,19 +428,19 @@ def outage_of(incident: Incident) -> Outage:
 
 def explains_silence(outage: Incident, other: Incident) -> bool:
     """Whether `outage` explains the silence of `other`. A node that is judged alone after its place's outage
-    has died in it."""
+    died during it."""
     if other.fault not in silences_behind(outage.fault):
         return False
     if outage.fault in OUTAGES and other.unusable and other.opened > outage.opened:
         return False
     anywhere = other.root.node is None or other.fault == NODE_OFFLINE
     if outage.fault == FLEET_OFFLINE or (outage.fault == FLEET_SILENT and anywhere):
-        return True  # about every node
+        return True  # it covers every node
     covered = {part.node for part in (*outage.affected, outage.root)} - {None}
     if other.root.node is None:
         theirs = {part.node for part in other.affected}
-        if other.fault in PLACES_SILENT:  # the first silent nodes share a PDU, later all share a switch
+        if other.fault in PLACES_SILENT:  # the first silent nodes share a PDU, later ones share only a switch
             return len(theirs) < len(covered) and 2 * len(theirs & covered) >= len(theirs)
-        # Slurm reports the place that its senders' silence showed
+        # Slurm reports the place whose senders are silent
         return other.root == outage.root or bool(theirs and theirs <= covered)
     return other.root.node in covered

@@ -1,5 +1,5 @@
-"""What detectors read and make: where something is, rules over measured signals, observations, findings with
-their evidence."""
+"""Inputs and outputs of detectors: components, rules over measured signals, observations, findings with their
+evidence."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -13,7 +13,7 @@ from healer.model.telemetry import Scope
 from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Sense, Severity
 from healer.text import Said, no_words
 
-#: Prefix that marks a device where a node name is expected too: no node name begins with it.
+#: Prefix of a device where a node name is expected too: no node name begins with it.
 DEVICE_MARK = "@"
 
 
@@ -39,7 +39,7 @@ class Component(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     part: str | None = None
 
     def may_equal(self, other: "Component") -> bool:
-        """Whether both may name the same part: they agree on every field that both give. One sender may give
+        """Whether both may name the same part: they agree on every field that both have. One sender may give
         a GPU's index, another one its address."""
         if self.node != other.node:
             return False
@@ -72,7 +72,7 @@ def device_in(subject: str) -> str | None:
 #: Alertmanager and Grafana repeat a firing alert every 4 h by default: twice that, plus the hour in which a
 #: repeat may be left out (`healer.signals.alert_bodies.AGAIN_S`).
 ALERT_STAYS_H = 9.0
-#: The longest that an entry may ask for: so far back alerts are read after a restart.
+#: The longest that an entry may request: alerts are read back this far after a restart.
 ALERT_STAYS_MAX_H = 72.0
 
 
@@ -336,19 +336,19 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     job: str | None = None
     #: A fatal fault that was reported, not measured: it has ended the work on its GPU.
     fatal: bool = False
-    #: It says that its component surely cannot work.
+    #: It says that its component certainly cannot work.
     unusable: bool = False
-    #: The token that relayed it, where it is not the node's own word; such text is believed only once a
-    #: second sense agrees (`healer.incidents.certainty`).
+    #: The token that relayed it, if it is not the node's own report; such text is believed only once a second
+    #: sense agrees (`healer.incidents.certainty`).
     relayed_by: str = ""
-    #: Of step times: the tokens that sent those of the job.
+    #: For step times: the tokens that sent those of the job.
     sent_by: str = ""
-    #: The run that asked the node about it; and what the node shows instead, where that denies it.
+    #: The run that asked the node about it; and what the node shows instead, if it denies that.
     look: str = ""
     denied: Said | None = None
 
 
-# Wide: all that any detector may say; each says a few of the fields that have a default.
+# Wide: everything that any detector may report; each sets a few of the fields with a default.
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """`rule` names the detection rule, `fault` the narrower kind of fault (for example `xid-79`).
 
@@ -368,30 +368,30 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     unusable: bool = False
     teardown: bool = False
     jobs: tuple[str, ...] = ()
-    #: What else the cause covers, where the root is shared (a switch and its nodes).
+    #: What else the cause covers, if the root is shared (a switch and its nodes).
     affected: tuple[Component, ...] = ()
-    #: What the driver itself asks for (Xid 154, RST / D-RST); wins over the catalogue.
+    #: What the driver itself requests (Xid 154, RST / D-RST); overrides the catalogue.
     asked: str | None = None
-    #: The signal that mattered, against its peers.
+    #: The main signal, against its peers.
     charts: tuple[Chart, ...] = ()
-    #: What made the score of its class's model, largest first.
+    #: The main contributions to the score of its class's model, largest first.
     contributions: tuple[Contribution, ...] = ()
     #: Evidence for an incident that is already open at its place: opens none and raises no severity.
     evidence_only: bool = msgspec.field(default=False, name="beside")
-    #: It follows from a fault elsewhere: where a root is open in the same job it is only counted.
+    #: It follows from a fault elsewhere: if a root is open in the same job, it is only counted.
     follows: bool = False
-    #: What its catalogue row says is to be done, and where the cause lies; the rule's own word wins.
+    #: The remedy and cause in its catalogue row; the rule's own values override them.
     remedy: Remedy | None = None
     cause: Cause | None = None
-    #: A short name for pages and Slurm's reason, where the whole `text` is too long for that.
+    #: A short name for pages and Slurm's reason, if the whole `text` is too long for that.
     title: Said | None = None
-    #: Of a forecast: where the trend leads.
+    #: For a forecast: where the trend leads.
     foreseen: Trend | None = None
 
     @classmethod
     def from_evidence(cls, evidence: Evidence, *, fault: str, **more: Any) -> "Finding":
-        """What one piece of evidence says: place, moment, words and job are the evidence's where `more` has
-        no others, and the rule is called as the fault."""
+        """The finding of one piece of evidence: place, time, text and job are the evidence's unless `more`
+        has others, and the rule has the fault's name."""
         given = {
             "rule": fault,
             "component": evidence.component,
@@ -404,7 +404,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def of_one_gpu(self) -> bool:
-        """A line of the kernel about one GPU, also where its address is lost; else the place is the node."""
+        """A kernel line about one GPU, even if its address is lost; otherwise the place is the node."""
         about_gpu = fault_is(self.fault, Trait.gpu_line) and self.component.switch is None
         return about_gpu and bool(self.evidence[0].line)
 
@@ -414,8 +414,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's own report of what may stop a job on it: a lost link, file system, disk or memory. `at`: when
-    healer heard of it. `evidence`: the kernel's line; None: measured, as a port's state is."""
+    """A node's own report of something that may stop a job on it: a lost link, file system, disk or memory.
+    `at`: when healer received it. `evidence`: the kernel's line; None: measured, such as a port's state."""
 
     at: datetime
     text: Said
@@ -427,7 +427,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 class Detections(msgspec.Struct, frozen=True, kw_only=True):
     """`findings` are new ones. `clear_since`: (fault, component) -> since when its cause is known to be gone.
 
-    What is not known is in neither: missing data opens nothing and closes nothing.
+    Anything unknown is in neither: missing data opens nothing and closes nothing.
     """
 
     at: datetime
@@ -443,10 +443,10 @@ class ObservationKind(StrEnum):
     gpu_identity = "gpu_identity"  # the line that gives PCI address and UUID
     heartbeat = "heartbeat"
     gpu_inventory = "gpu_inventory"  # which GPU has which index, by the labels of telemetry
-    inventory = "inventory"  # what the node is made of and set to (`healer.model.FACTS`)
+    inventory = "inventory"  # the node's hardware and configuration (`healer.model.FACTS`)
     hook = "hook"  # one run of a Slurm hook on its node, with its checks (see `healer.signals.hook_reports`)
-    checkpoint = "checkpoint"  # what a requeue of a job can go back to
-    alert = "alert"  # what another system's alerting says (see `healer.signals.alert_bodies`)
+    checkpoint = "checkpoint"  # what a requeued job can resume from
+    alert = "alert"  # an alert of another system (see `healer.signals.alert_bodies`)
     command = "command"  # commands of people and runs to the detector (see `healer.model.node`)
 
 
@@ -474,14 +474,14 @@ class Observation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     text: str = ""
     line: str = ""
     data: dict[str, Any] = {}
-    #: The kernel's sequence number of the line, where its sender knows it.
+    #: The kernel's sequence number of the line, if its sender knows it.
     seq: int | None = None
-    #: The token that relayed it, where that is not the node's own word (`healer.api.event_routes`).
+    #: The token that relayed it, if that is not the node's own report (`healer.api.event_routes`).
     relayed_by: str = ""
     #: Row in the inbox; None where there is no inbox (replay, simulation).
     inbox_id: int | None = None
 
 
 def is_due(last: datetime | None, every: timedelta, now: datetime) -> bool:
-    """Whether the next time has come, `every` after the `last`. A clock that was set back delays nothing."""
+    """Whether the next time has come, `every` after the `last`. A clock that was set back causes no delay."""
     return last is None or abs(now - last) >= every

@@ -1,7 +1,7 @@
-"""The names of faults, and what is true of them: one table that every stage asks; and how faults repeat:
+"""The names of faults and their properties, as one table that every stage uses; and how faults repeat:
 bursts, escalations, ladders.
 
-Most names come from the driver and from `rules/`; those that healer's own code gives are here in full.
+Most names come from the driver and from `rules/`; those of healer's own code are listed here in full.
 """
 
 import re
@@ -14,15 +14,15 @@ import msgspec
 
 from healer.model.vocabulary import Cause, FaultClass, Mode, PlaceKind, Remedy, Severity
 
-#: What names of a kind begin with: the rule of an alert follows, a check of the node's own hooks, the fault
-#: that came too often, the name of a forecast.
+#: Prefixes of names; then follow the rule of an alert, a check of the node's own hooks, the fault that came
+#: too often, the name of a forecast.
 ALERT_FAULT = "alert:"
 HOOK_FAULT = "hook:"
 REPEATS = "repeats:"
 FORECAST_FAULT = "forecast-"
-#: What the fault of an incident of a shared place begins with; its rule's name follows.
+#: Prefix of the fault of a shared place's incident; its rule's name follows.
 SHARED_FAULT = "shared:"
-#: The same of a wave; the rule of the single incidents follows.
+#: The same for a wave; the rule of the single incidents follows.
 WAVE_FAULT = "wave:"
 WAVE_RULE = "wave"
 
@@ -31,23 +31,23 @@ LEMON = "lemon"
 JOB_SLOW, HANG = "job-slow", "hang"
 #: A node's own fault with which its job stopped: the kernel and the job's ranks agree.
 STOPPED_JOB = "node-stopped-job"
-#: Another boot of a node under a job that ran there.
+#: A new boot of a node while a job ran there.
 REBOOTED = "rebooted-under-job"
-#: The fault of a burst that marks: another part is at this address now.
+#: The fault of a marker burst: another part is at this address now.
 REPLACED = "part-replaced"
-#: Of `rules/kernel_lines.yaml`: a client's word that a file server is away, and that it is back.
+#: From `rules/kernel_lines.yaml`: a client's report that a file server is unreachable, and that it is back.
 SERVER_AWAY, SERVER_BACK = "fs-server-away", "fs-server-back"
-#: The kernel's word that a port of a network card lost its link, that it is back, and that it stays down.
+#: The kernel's report that a port of a network card lost its link, that it is back, and that it stays down.
 LINK_LOST, LINK_BACK, PORT_STAYS_DOWN = "nic-link-down", "nic-link-up", "nic-stays-down"
-#: Xid 154 back to None: the driver asks for nothing any more.
+#: Xid 154 back to None: the driver no longer requests anything.
 ASKS_NOTHING = "driver-asks-none"
-#: A drain of ours that no run and no incident accounts for.
+#: A drain by healer that no run and no incident accounts for.
 HEALER_DRAIN = "healer-drain"
 NODE_SILENT, SENDER_SILENT, FLEET_SILENT = "node-silent", "sender-silent", "fleet-silent"
 NODE_OFFLINE, FLEET_OFFLINE = "node-offline", "fleet-offline"
 #: Slurm's own drain of a node that came back with another boot.
 UNEXPECTED_REBOOT = "slurm-drain:rebooted"
-#: Faults of a place: its nodes went silent together, or do not answer Slurm.
+#: Faults of a place: its nodes went silent together, or do not respond to Slurm.
 PLACES_SILENT = frozenset(f"{kind}-silent" for kind in PlaceKind)
 #: Silences that several nodes share: members belong to one until the last of them is back (law 2).
 OUTAGES = PLACES_SILENT | {FLEET_SILENT}
@@ -200,12 +200,12 @@ def faults_with(trait: Trait) -> tuple[str, ...]:
 
 
 def heads_with(trait: Trait) -> tuple[str, ...]:
-    """What names with an open tail begin with."""
+    """The prefixes of such faults with open-ended names."""
     return tuple(name[:-1] for name, traits in FAULTS.items() if trait in traits and name.endswith("*"))
 
 
 def are_independent_parts(one_fault: str, other_fault: str) -> bool:
-    """Whether the faults are of parts of a node that do not break each other."""
+    """Whether the faults are in parts of a node that do not break each other."""
     parts = [traits_of(fault) & {T.gpu, T.network, T.disk} for fault in (one_fault, other_fault)]
     return all(parts) and parts[0] != parts[1]
 
@@ -219,7 +219,7 @@ def code_of(fault: str) -> str:
 
 
 def once(fault: str) -> str:
-    """The fault itself, of one that came too often."""
+    """The fault itself, for one that came too often."""
     return fault.removeprefix(REPEATS)
 
 
@@ -229,11 +229,11 @@ def wave_rule(fault: str) -> str:
 
 
 def check_of(fault: str) -> str | None:
-    """The check of a node's own hooks that failed; None of other faults."""
+    """The failed check of a node's own hooks; None for other faults."""
     return fault.removeprefix(HOOK_FAULT) if fault.startswith(HOOK_FAULT) else None
 
 
-#: Measured faults of which a node's own nvidia-smi says yes or no at once, by the names of
+#: Measured faults that a node's own nvidia-smi confirms or denies immediately, by the names of
 #: `MemoryState.shown`.
 SHOWN_BY_SMI: dict[str, tuple[str, ...]] = {
     "gpu-row-remap-failed": ("failed",),
@@ -252,7 +252,7 @@ _EXPLAINED_BY = {
     **dict.fromkeys(PLACES_SILENT, _SILENCE | {NODE_OFFLINE, FLEET_OFFLINE} | PLACES_OFFLINE | PLACES_SILENT),
     FLEET_SILENT: _SILENCE | {NODE_OFFLINE, FLEET_OFFLINE} | PLACES_OFFLINE | PLACES_SILENT,
     NODE_OFFLINE: frozenset({SENDER_SILENT}),
-    # A kernel that has stopped sends nothing. That Slurm does not reach the node either is worse news of it.
+    # A stopped kernel sends nothing. If Slurm does not reach the node either, that is worse news of the same.
     **dict.fromkeys(("kernel-panic", "host-machine-check"), frozenset({SENDER_SILENT})),
     REBOOTED: _SILENCE | {NODE_OFFLINE},
     UNEXPECTED_REBOOT: _SILENCE | {NODE_OFFLINE, REBOOTED},
@@ -263,17 +263,17 @@ _EXPLAINED_BY = {
 
 
 def silences_behind(fault: str) -> frozenset[str]:
-    """The silences that this fault explains: of the nodes of its place, or as worse news of a node."""
+    """The silences that this fault explains: of the nodes of its place, or as worse news about a node."""
     return _EXPLAINED_BY.get(fault, frozenset())
 
 
 class FaultBurst(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Lines of one fault on one part that came close together: one event, however many lines it had.
 
-    `part` is the GPU's UUID where it is known, else its serial number (`SN-…`), else its PCI address, else
-    `gpu3`, or what else is broken (`nvswitch0`, `mlx5_0`); empty: the whole node. `pci` and `gpu` are where
-    that was then. `jobs` and `users` are those at work there (the first 16 of each), `units` the parts of the
-    part that were named (`GPC 2 TPC 3`, `link 4`; the first 8). `incident` is where the burst was placed.
+    `part`: the GPU's UUID if known, else its serial number (`SN-…`), else its PCI address, else `gpu3`, or
+    another broken part (`nvswitch0`, `mlx5_0`); empty: the whole node. `pci` and `gpu`: its place at that
+    time. `jobs` and `users`: those there at that time (the first 16 of each). `units`: the named units of the
+    part (`GPC 2 TPC 3`, `link 4`; the first 8). `incident`: where the burst was placed.
     """
 
     cluster: str
@@ -310,7 +310,7 @@ _OF_SEVERAL = frozenset({Same.switch, Same.domain, Same.rack, Same.pdu})
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """So many bursts, or so many lines in bursts, within so many hours."""
+    """This many bursts, or this many lines in bursts, within so many hours."""
 
     within_h: float
     bursts: int = 0
@@ -359,7 +359,7 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> PlaceKind | None:
-        """What the nodes share; None where bursts of one node count together."""
+        """What the nodes share; None if the bursts of one node count together."""
         return PlaceKind(self.same) if self.same in _OF_SEVERAL else None
 
     @property
@@ -368,7 +368,7 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Combination(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `combinations`: what faults of one GPU mean together. It is a policy too.
+    """One entry of `combinations`: faults of one GPU that have a meaning together. It is a policy too.
 
     `faults` are groups of globs: one of each group must have come within `within_s` of each other.
     """
@@ -392,7 +392,7 @@ class Combination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `cancels`: after a line of `by` on the same GPU earlier `faults` (globs) are over."""
+    """One entry of `cancels`: a line of `by` on the same GPU ends earlier `faults` (globs)."""
 
     by: str
     faults: tuple[str, ...]
@@ -414,7 +414,7 @@ class GoneAfter(StrEnum):
     reset = "reset"  # a reset of the GPU, so a boot too
     boot = "boot"
     seen = "seen"  # a boot after which the GPU is reported again
-    test = "test"  # nothing but a test, or another part in its place
+    test = "test"  # only a test, or another part in its place
 
 
 class Retest(msgspec.Struct, frozen=True, kw_only=True):

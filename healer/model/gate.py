@@ -1,4 +1,4 @@
-"""What the one gate knows when it judges a proposal. A value: guards read it and nothing else."""
+"""The input of the one gate for judging a proposal. A value: guards read it and nothing else."""
 
 import math
 from bisect import bisect_right
@@ -16,8 +16,8 @@ from healer.model.slurm import SlurmJob, SlurmNode, SlurmSnapshot, slurm_kind
 from healer.model.vocabulary import BreakerState, FaultClass, Guard, Mode, Remedy, RunState, Severity, Verb
 from healer.text import Said, no_words
 
-#: A run that a person let go counts as one of the first ones while it is in one of these: not when it is
-#: stuck, and not when it was cancelled or taken back.
+#: An approved run counts as one of the first ones while it is in one of these states: not if it is stuck,
+#: cancelled or undone.
 COUNTED = frozenset({RunState.running, RunState.waiting, RunState.done})
 
 
@@ -35,8 +35,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest(parts: Iterable[msgspec.Struct | str]) -> str:
-    """The same for the same meaning: comments, order of fields and what has its default count for nothing,
-    nor does the mode, which is earned by itself. A field that a later healer adds changes nothing either."""
+    """The same for the same meaning: comments, the order of fields and default values do not count, nor does
+    the mode, which is earned separately. A field added by a later version changes nothing either."""
     values = [part if isinstance(part, str) else _plain_value(part) for part in parts]
     return sha256(msgspec.json.encode(values, order="sorted")).hexdigest()[:16]
 
@@ -56,9 +56,9 @@ def _plain_value(value: object) -> object:
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """One node taken out by us. Lasts until the node returns or its fault is proven.
+    """One node taken out of service by healer. Lasts until the node returns or its fault is proven.
 
-    `unusable`: granted past the slot caps by law 2 (it does not use up a slot of the caps).
+    `unusable`: granted despite the slot caps by law 2 (it uses up no slot of the caps).
     """
 
     cluster: str
@@ -67,7 +67,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     granted_at: datetime
     unusable: bool = False
-    #: When our drain was read back; a node without it later was resumed by a person.
+    #: When healer's drain was read back; a node without it later was resumed by a person.
     drained_at: datetime | None = None
 
 
@@ -164,7 +164,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One hook that waits for its answer. `id` is its report's: the same when it runs twice."""
+    """One hook that waits for its answer. `id` is its report's: the same if it runs twice."""
 
     id: str
     cluster: str
@@ -175,11 +175,12 @@ class HookRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Permit(HookRequest, frozen=True, kw_only=True):
-    """The gate let a hook fail, by which Slurm drains the node: that drain is ours, up to `until`.
+    """The gate permitted a hook to fail, which makes Slurm drain the node: that drain is healer's, up to
+    `until`.
 
-    `id` is the hook's own report; `job` and `restarts` the life of the job for which a prolog ran. Slurm
-    holds that job, and we release it. `incident` and `run` None: the hook was not answered, and failed by the
-    site's own list of certain faults; `check` names it.
+    `id` is the hook's own report; `job` and `restarts`: the life of the job for which a prolog ran. Slurm
+    holds that job, and healer releases it. `incident` and `run` None: the hook got no answer, and failed by
+    the site's own list of certain faults; `check` names it.
     """
 
     at: datetime
@@ -199,11 +200,11 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sweeps(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sweep guard reads in addition; loaded only where a sweep is asked for.
+    """Further input of the sweep guard; loaded only if a sweep is requested.
 
-    `running`: node -> the run that sweeps it now, or got stuck at it. `ailing`: node -> the worst class of
-    the hardware faults that are open there. `tested`: node -> when it last passed or failed a test, `begun`:
-    when its last sweep began; both as far back as two turns.
+    `running`: node -> the run that sweeps it now, or got stuck there. `ailing`: node -> the worst class of
+    its open hardware faults. `tested`: node -> when it last passed or failed a test, `begun`: when its last
+    sweep began; both as far back as two turns.
     """
 
     running: dict[str, str] = {}
@@ -212,7 +213,7 @@ class Sweeps(msgspec.Struct, frozen=True, kw_only=True):
     begun: dict[str, datetime] = {}
 
 
-# Wide: half of what one guard or another reads.
+# Wide: the ledger's half of what the guards read.
 class LedgerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger knows of a cluster, for the guards.
 
@@ -234,7 +235,7 @@ class LedgerFacts(msgspec.Struct, frozen=True, kw_only=True):
     running: dict[str, str] = {}
     unmade: dict[str, datetime] = {}
     kept: dict[str, str] = {}
-    #: Of the last 24 h.
+    #: From the last 24 h.
     permits: tuple[Permit, ...] = ()
     #: Runs that wait for capacity.
     waiting: tuple[Waiting, ...] = ()
@@ -243,8 +244,8 @@ class LedgerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateFacts(LedgerFacts, frozen=True, kw_only=True, dict=True):
-    """Everything a guard may look at: one value is what makes a guard a pure function. `snapshot` is Slurm's
-    latest picture, None before the first; `sweeps` None: not loaded, because no sweep was asked for."""
+    """Everything a guard may read: one value, which makes a guard a pure function. `snapshot` is the latest
+    Slurm snapshot, None before the first; `sweeps` None: not loaded, because no sweep was requested."""
 
     cluster: str
     snapshot: SlurmSnapshot | None
@@ -253,7 +254,7 @@ class GateFacts(LedgerFacts, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def held(self) -> Mapping[str, Slot]:
-        """Node -> its slot; each guard asks for it, of a thousand."""
+        """Node -> its slot; cached, because each guard asks for it, for a thousand slots."""
         return {slot.node: slot for slot in self.slots}
 
     @cached_property
@@ -266,7 +267,7 @@ class GateFacts(LedgerFacts, frozen=True, kw_only=True, dict=True):
         return tuple(sorted(self.granted))
 
     def granted_since(self, moment: datetime) -> tuple[datetime, ...]:
-        """Of `granted` those later than that, oldest first."""
+        """Those of `granted` later than that, oldest first."""
         return self._grants[bisect_right(self._grants, moment) :]
 
     def without_slots(self, nodes: Collection[str]) -> "GateFacts":
@@ -285,8 +286,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
 
 
-# Wide: stored whole with its decision and shown by the API; most fields are the exceptions that one guard
-# each asks about.
+# Wide: stored whole with its decision and shown by the API; most fields are exceptions that one guard each
+# reads.
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """One capacity-removing (or returning) step that asks the gate.
 
@@ -307,42 +308,43 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     remedy: Remedy = Remedy.none
     mode: Mode = Mode.auto
     unusable: bool = False
-    #: `unusable` is what other parts wrote, which the worker has not seen for itself: it passes no cap.
+    #: `unusable` was reported by other parts and the worker has not seen it for itself: it gives no exemption
+    #: from the caps.
     unchecked: bool = False
     fatal: bool = False
     by: str | None = None
     approved_by: str | None = None
     agreed_by: str | None = None
     ride: bool = False
-    #: The node is to be the partner of another one in its tests, whether or not its own turn has come.
+    #: The node is to be the partner in another node's tests, whether or not its own turn has come.
     borrows: bool = False
-    #: A slow node is searched among this and others: a fault that is open on it and not fatal is no reason
-    #: to leave it out.
+    #: This node and others are searched for a slow one: an open, non-fatal fault on it is no reason to leave
+    #: it out.
     suspect: bool = False
-    #: The run only begins: it looks and waits before it takes anything, and asks again then.
+    #: The run only begins: it checks and waits before it takes anything, and asks again then.
     begins: bool = False
-    #: Restart count of the job a requeue is about.
+    #: Restart count of the job that a requeue is about.
     restarts: int | None = None
-    #: Its drain takes over what Slurm itself drained or set down.
+    #: Its drain takes over what Slurm itself drained or set DOWN.
     adopts: bool = False
     #: Since when all jobs of the node were seen completing, by the run's own log.
     stuck_since: datetime | None = None
-    #: The run that asks began then; None: it has not begun.
+    #: When the run that asks began; None: it has not begun.
     begun_at: datetime | None = None
-    #: It is a command of the site that takes capacity: the node has to be drained and empty.
+    #: It is a site command that takes capacity: the node must be drained and empty.
     empties: bool = False
-    #: It was let go before, and only what is left of it is asked for.
+    #: It was granted before, and only the rest of it is requested.
     granted: bool = False
     #: Why its evidence is not believed by itself; then it needs a person's approval.
     doubt: Said = msgspec.field(default_factory=no_words)
-    #: Only a relay's text says so: no job that may still make steps is restarted for it.
+    #: Only a relay's text says so: no job that may still make progress is restarted for it.
     one_word: bool = False
-    #: Whom it goes before, and whom after; None where no incident asks.
+    #: Its urgency among waiting runs; None without an incident.
     urgency: Urgency | None = None
 
     @property
     def passes_caps(self) -> bool:
-        """Law 2: it passes the slot caps and uses none of them."""
+        """Law 2: it is exempt from the slot caps and uses none of them."""
         return self.unusable and not self.unchecked
 
 
@@ -397,9 +399,9 @@ CLOCKS_DIFFER = timedelta(seconds=5)
 
 
 def permit_for(node: SlurmNode, permits: Iterable[Permit]) -> Permit | None:
-    """The permit by which Slurm itself drained the node, if that drain is ours.
+    """The permit that covers Slurm's own drain of the node; None if that drain is not healer's.
 
-    By the reason that Slurm gives, and its moment: a hook that failed by itself later is none.
+    By the reason that Slurm gives, and its time: a hook that failed by itself later is not covered.
     """
     kind = slurm_kind(node.reason) if node.drain else None
     if kind is None or node.reason_at is None:
@@ -412,7 +414,7 @@ def permit_for(node: SlurmNode, permits: Iterable[Permit]) -> Permit | None:
 
 
 def is_held_after_launch(job: SlurmJob) -> bool:
-    """Slurm itself put the job back and holds it, because it could not be started (d.11 of the facts).
+    """Slurm itself requeued the job and holds it, because it could not be started (d.11 of the facts).
 
     Slurm writes the words with spaces or underscores; a hold by a person has other words.
     """

@@ -1,5 +1,4 @@
-"""What the GPU-time of jobs was spent on: one set of definitions for the ledger, the reports and the
-simulator.
+"""How the GPU-time of jobs was spent: one set of definitions for the ledger, the reports and the simulator.
 
 Effective training time is `productive` time divided by the time from submission to end, as Llama 3 defines it
 (arXiv 2407.21783, section 3.3.4); without `queued` and `spare` in the divisor it is ByteRobust's ETTR (arXiv
@@ -20,14 +19,14 @@ HOURS_KEPT = timedelta(days=400)
 class Spent(StrEnum):
     """What GPU-time is spent on."""
 
-    #: Steps that were kept: a durable checkpoint holds them, a later life went on after them, or the job
+    #: Steps that were kept: a durable checkpoint holds them, a later life continued after them, or the job
     #: completed.
     productive = "productive"
     #: Steps that nothing is known to hold yet.
     unsaved = "unsaved"
     #: From the first step that was done again, or that no checkpoint held when the job ended, to the last.
     lost = "lost"
-    #: By how much steps took longer than the job's own usual ones while an incident affected it.
+    #: Excess of the steps' duration over the job's own usual one while an incident affected it.
     slowed = "slowed"
     #: Pauses between steps in which a checkpoint became durable.
     checkpointing = "checkpointing"
@@ -43,7 +42,7 @@ class Spent(StrEnum):
     unknown = "unknown"
 
 
-#: GPU-time that was paid for and brought nothing. Spares are a choice, and what is unknown is not judged.
+#: GPU-time that was paid for without a result. Spares are a choice, and unknown time is not judged.
 WASTED = frozenset({Spent.lost, Spent.slowed, Spent.hung, Spent.starting})
 
 
@@ -66,7 +65,7 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def step_s(self) -> float:
-        # A sender may say that steps took no time at all.
+        # A sender may report that steps took no time at all.
         return max((self.end - self.begin).total_seconds(), 1e-6) / self.steps
 
 

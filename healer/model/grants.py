@@ -1,4 +1,4 @@
-"""Who may do what by the identity provider's groups: the entries of `rules/access.yaml`."""
+"""Permissions by the identity provider's groups: the entries of `rules/access.yaml`."""
 
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
@@ -7,18 +7,20 @@ import msgspec
 
 from healer.model.vocabulary import Role
 
-#: From the strongest to the weakest; auditor lies apart, and sees what a viewer sees.
+#: From the strongest to the weakest; auditor is separate, and sees what a viewer sees.
 STRONGEST = (Role.admin, Role.operator, Role.responder, Role.auditor, Role.viewer)
-#: Roles above viewer: a token of one is a person's, or a service account.
+#: Roles above viewer: such a token belongs to a person, or is a service account.
 ACTING = frozenset({Role.responder, Role.operator, Role.admin})
-#: Divides the owner from the name of a service account; no person's name holds it.
+#: Separates the owner from the name of a service account; no person's name contains it.
 OWNED = "/"
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """People with one of these groups or subjects have this role, at these clusters, for these playbooks.
+    """People in one of these groups or with one of these subjects have this role, at these clusters, for
+    these playbooks.
 
-    Clusters and playbooks are names or globs. A subject is the provider's `sub`, which no person chooses."""
+    Clusters and playbooks are names or globs. A subject is the provider's `sub`, which people cannot
+    choose."""
 
     name: str
     role: Role
@@ -32,7 +34,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Duty(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may approve a run of these playbooks. `second_person`: not who asked for it, as is always so for
+    """Who may approve a run of these playbooks. `second_person`: not the requester, which always holds for
     steps that cannot be undone. `never`: groups whose people approve none."""
 
     playbooks: tuple[str, ...]
@@ -41,8 +43,8 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccessRules(msgspec.Struct, frozen=True, kw_only=True):
-    """`claim`: where the provider says a person's groups. `job_owners`: people without a role see the jobs of
-    the Slurm user who is called as they are."""
+    """`claim`: the provider's claim with a person's groups. `job_owners`: people without a role see the jobs
+    of the Slurm user with their name."""
 
     claim: str = "groups"
     job_owners: bool = False
@@ -58,7 +60,7 @@ class AccessRules(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(duty for duty in self.duties if fits_any(playbook, duty.playbooks))
 
     def needs_second(self, playbook: str) -> bool:
-        """Whether another person than the one who asked approves each run of this playbook."""
+        """Whether each run of this playbook needs approval by another person than the requester."""
         return any(duty.second_person for duty in self.duties_of(playbook))
 
 
@@ -67,6 +69,6 @@ def fits_any(name: str, globs: Iterable[str]) -> bool:
 
 
 def strongest(grants: Iterable[Grant]) -> Role | None:
-    """The strongest role of these; None where there are none."""
+    """The strongest role of these; None if there are none."""
     given = {grant.role for grant in grants}
     return next((role for role in STRONGEST if role in given), None)

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 
 from healer.text import Said, joined, say
 
-#: More than the largest Slurm cluster; a typing mistake must not eat the memory.
+#: More than the largest Slurm cluster; a typing error must not use up the memory.
 MOST_NAMES = 100_000
-#: In one name; each multiplies.
+#: Brackets in one name; each multiplies.
 _MOST_BRACKETS = 16
 
 _BRACKET = re.compile(r"\[([0-9,\- ]+)\]")
 #: Up to a comma outside brackets. Users write such lists too, so this takes linear time on any input.
 _PART = re.compile(r"(?:\[[^\[\]]*\]|[^,])+")
-#: 9 digits at most: what is longer is no number to count by.
+#: 9 digits at most: anything longer is not a number to count by.
 _NUMBERED = re.compile(r"(.*?[^0-9]|)([0-9]{1,9})")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 

@@ -1,4 +1,4 @@
-"""Findings with one cause, their place, and the jobs they hit."""
+"""Incidents: findings with one cause, their place, and the jobs they hit."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -55,7 +55,7 @@ class JobHit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settled(self) -> bool:
-        """Nothing more will be learnt of this life."""
+        """Nothing more will become known about this life."""
         return self.basis is not HitBasis.runs_on
 
     @property
@@ -63,10 +63,10 @@ class JobHit(msgspec.Struct, frozen=True, kw_only=True):
         return self.basis is HitBasis.start
 
 
-#: Evidence kept whole on an incident: how it began, and the newest. What lay between is only counted.
+#: Evidence kept in full on an incident: how it began, and the newest. Anything in between is only counted.
 EVIDENCE_FIRST = 10
 EVIDENCE_KEPT = 50
-#: After a return the node is watched for so long, and its faults are judged more strictly.
+#: How long the node is watched after a return, with its faults judged more strictly.
 PROBATION = timedelta(days=7)
 
 
@@ -79,8 +79,8 @@ class SenseReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 
 def bad_nodes(root: Component, folded: tuple[str, ...], nodes: dict[str, Verdict]) -> tuple[str, ...]:
-    """The nodes of an incident that are known bad and stay in service (law 2): its own, or of what is folded
-    into it those that are surely unusable."""
+    """The nodes of an incident that are known bad and stay in service (law 2): its own node, or the certainly
+    unusable ones among those folded into it."""
     if root.node is not None:
         return (root.node,)
     return tuple(name for name in folded if nodes.get(name) is Verdict.isolate)
@@ -117,8 +117,8 @@ class VerdictAt(msgspec.Struct, frozen=True, kw_only=True):
     verdict: IncidentVerdict
 
 
-# Wide: stored and answered as one JSON object, the same bytes in replay; whatever changes it changes
-# several of its parts.
+# Wide: stored and returned as one JSON object, with the same bytes in replay; each change affects several of
+# its parts.
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One cause. `id` is a hash of cluster, rule, root and opening evidence, so a replay gives the same.
 
@@ -136,7 +136,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     root: Component
     opened: datetime
     updated: datetime
-    #: No decision before this moment: the settling time.
+    #: No decision before this time: the settling time.
     settle_until: datetime
     state: IncidentState = IncidentState.open
     severity: Severity = Severity.P3
@@ -144,21 +144,21 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     affected: tuple[Component, ...] = ()
     nodes: dict[str, Verdict] = {}
     remedy: tuple[Remedy, ...] = ()
-    #: The highest rung of the ladder that was carried out for it; none where nothing is known to be done.
+    #: The highest rung of the ladder that was carried out for it; none if nothing is known to be done.
     tried: Remedy = Remedy.none
     jobs_hit: tuple[str, ...] = ()
-    #: What they lost, the first 200 of them.
+    #: Their losses, of the first 200.
     hit: tuple[JobHit, ...] = ()
-    #: The surest of its findings, 0..1; None where an earlier version opened it.
+    #: The highest confidence of its findings, 0..1; None if an earlier version opened it.
     confidence: float | None = None
-    #: True once the jobs hit were listed after the drain was read back; before it is the best guess.
+    #: True once the jobs hit were listed after the drain was read back; before that the list is an estimate.
     jobs_hit_final: bool = False
     evidence: tuple[Evidence, ...] = ()
     evidence_count: int = 0
     counted: dict[str, int] = {}
     unusable: bool = False
     known_bad_in_service: bool = False
-    #: Nodes whose own incidents are folded into this one, a wave, as long as the breaker holds them.
+    #: Nodes whose own incidents are folded into this one, a wave, while the breaker holds them.
     folded: tuple[str, ...] = ()
     node_was_out: bool = False
     owner: str | None = None
@@ -170,7 +170,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     closed: datetime | None = None
     closed_why: Said | None = None
     probation_until: datetime | None = None
-    #: When our drain was read back; a node without it later was resumed by a person.
+    #: When healer's drain was read back; a node without it later was resumed by a person.
     drained_at: datetime | None = None
     #: The run that works on it, and how many there were.
     run: str | None = None
@@ -179,30 +179,30 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     held_by: Guard | None = None
     decision_key: str = ""
     p0_since: datetime | None = None
-    #: When it was last opened again. Its channels have heard its end: what they get then has other ids.
+    #: When it was last reopened. Its channels have got its end: later messages have different ids.
     reopened_at: datetime | None = None
     #: Since when the senses that reported it see its cause gone; None: still present, or unknown.
     clear_since: datetime | None = None
-    #: When the fleet was last looked at for it, to a quarter of a minute; None: it is not measured.
+    #: The time of the last tick for it, to a quarter of a minute; None: it is not measured.
     ticked_at: datetime | None = None
-    #: Each sense's last word, also where it brought no new evidence.
+    #: Each sense's last report, even without new evidence.
     heard: tuple[SenseReport, ...] = ()
     #: A worse incident of the same node: the run that works on this one does not return the node by itself.
     worse: str | None = None
-    #: The same, where healer may act on it: the run ends and leaves the node to that.
+    #: The same, if healer may act on it: the run ends and leaves the node to that incident.
     gives_way_to: str | None = None
-    #: The entry of `rules/context.yaml` that makes it less urgent while something else goes on at its node.
+    #: The entry of `rules/context.yaml` that makes it less urgent during another activity at its node.
     plan: Said = msgspec.field(default_factory=no_words)
     #: Since when it waits to be seen again (`seen_again`): the end of that plan, or a boot that may have
-    #: ended its fault. Evidence from before counts for nothing until then. Stored as `plan_over`.
+    #: ended its fault. Earlier evidence does not count until then. Stored as `plan_over`.
     waits_since: datetime | None = msgspec.field(default=None, name="plan_over")
     seen_again: datetime | None = None
-    #: What was considered and ruled out: once each, the first 20.
+    #: Explanations that were considered and ruled out: once each, the first 20.
     set_aside: tuple[RuledOut, ...] = ()
     #: Why its evidence is not believed by itself (law 2): its sender is suspect. Nothing is done then unless
     #: a person approves.
     doubt: Said = msgspec.field(default_factory=no_words)
-    #: The person who cancelled or rejected healer's run: nothing more is started before a reopen.
+    #: The person who cancelled or rejected healer's run: nothing more is started until a reopen.
     stopped_by: str | None = None
 
     @property
@@ -216,7 +216,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_to(self) -> str | None:
-        """The worse incident that it was merged into, which has its node and its slot now."""
+        """The worse incident that it was merged into, which now has its node and its slot."""
         return self.merged_into if self.worse == self.merged_into else None
 
     @property
@@ -225,7 +225,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_relayed(self) -> bool:
-        """A relay speaks of it, or did and was not believed (law 2)."""
+        """A relay reports it, or did and was not believed (law 2)."""
         return bool(self.doubt) or any(evidence.relayed_by for evidence in self.evidence)
 
 
@@ -246,7 +246,7 @@ class NodeHistory(msgspec.Struct, frozen=True, kw_only=True):
     ticketed: frozenset[str] = frozenset()
 
 
-#: Of the same node, and of the same fault, so many are looked at, the newest.
+#: How many incidents of the same node, and of the same fault, are compared, newest first.
 SIMILAR_MAX = 50
 
 
@@ -259,7 +259,7 @@ class Similarity(StrEnum):
     fault = "fault"  # the same fault; the hardware may differ
 
 
-# Wide: an object of the API's answer: what a page shows of the other incident, copied flat.
+# Wide: an object of the API's answer: the page's view of the other incident, copied flat.
 class Similar(msgspec.Struct, frozen=True, kw_only=True):
     """Another incident in short. `ended` says in a sentence how; `helped` is the last repair before its node
     returned, `return_s` the time from the drain to that (None: it did not return, or was not drained)."""

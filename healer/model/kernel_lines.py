@@ -1,7 +1,7 @@
-"""Lines of the kernel and of the fabric manager that carry no code: which there are, and finding one fast.
+"""Lines of the kernel and of the fabric manager without a code: which ones exist, and fast matching.
 
 Their meaning is in `rules/kernel_lines.yaml`, so that a site can add its own. RE2 matches all patterns in one
-pass, in a time that grows with the line and not with the pattern: no pattern of a site can make it slow.
+pass, in time linear in the line and independent of the pattern: no site's pattern can make it slow.
 """
 
 import re
@@ -16,12 +16,12 @@ from healer.model.vocabulary import Cause, FaultClass, Remedy
 
 #: A record of the kernel's log is at most 1 KiB; no pattern looks further.
 CONTENT_MAX = 1024
-#: Groups that a pattern may name. `pci` is the address of a GPU or another device, `nic` a network card's
-#: device or address, `server` a remote machine: it is then the root, and the node only affected.
+#: Groups that a pattern may name. `pci`: the address of a GPU or another device; `nic`: a network card's
+#: device or address; `server`: a remote machine, which is then the root, with the node only affected.
 GROUPS = frozenset({"pci", "nic", "server", "device", "process", "pid", "code", "value"})
 
 
-#: Room for the automaton of all patterns. RE2 reserves of it what it needs.
+#: Memory for the automaton of all patterns. RE2 reserves what it needs of it.
 AUTOMATON_BYTES = 64 << 20
 Pattern = Any  # RE2's compiled pattern has no public name
 _PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|.")
@@ -51,7 +51,7 @@ class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineBook(msgspec.Struct, frozen=True, dict=True):
-    """The shapes, in the order of the file: the first that fits has the line."""
+    """The shapes, in the order of the file: the first that matches takes the line."""
 
     lines: tuple[KernelLine, ...] = ()
 
@@ -71,7 +71,7 @@ class LineBook(msgspec.Struct, frozen=True, dict=True):
         return every, tuple((line.name, compile_pattern(line.pattern)) for line in self.lines)
 
     def candidates(self, line: str) -> list[tuple[str, Pattern]]:
-        """The patterns that fit somewhere in the line: mostly none."""
+        """The patterns that match somewhere in the line: usually none."""
         if not self.lines:
             return []
         every, patterns = self._patterns
@@ -82,19 +82,19 @@ NO_LINES = LineBook()
 
 
 def pattern_options() -> re2.Options:
-    """RE2 says what is wrong by an exception, not on standard error."""
+    """Makes RE2 report errors by exceptions, not on standard error."""
     options = re2.Options()
     options.log_errors = False
     return options
 
 
 def compile_pattern(pattern: str) -> Pattern:
-    """Raises re2.error. No line takes longer than its length: RE2 has no backtracking."""
+    """Raises re2.error. Matching is linear in the line: RE2 has no backtracking."""
     return re2.compile(pattern, pattern_options())
 
 
 def begins_with_text(pattern: str) -> bool:
-    """Whether every line that fits begins with text that the pattern names. `pattern` has to be valid."""
+    """Whether every matching line begins with literal text of the pattern. `pattern` must be valid."""
     return all(_names_text(branch) for branch in _split(pattern))
 
 
@@ -110,18 +110,18 @@ def _names_text(branch: str) -> bool:
 
 
 def _end_of(pattern: str, begin: int) -> int:
-    """Where the group ends that begins there."""
+    """The end of the group that begins there."""
     return next(place for place, depth, piece in _walk(pattern[begin:]) if depth < 0 and piece == ")") + begin
 
 
 def _split(pattern: str) -> list[str]:
-    """The branches of its outermost choice."""
+    """The branches of its outermost alternation."""
     bars = [place for place, depth, piece in _walk(pattern) if depth == 0 and piece == "|"]
     return [pattern[a + 1 : b] for a, b in zip([-1, *bars], [*bars, len(pattern)], strict=True)]
 
 
 def _walk(pattern: str) -> Iterator[tuple[int, int, str]]:
-    """Each piece of a pattern with its place and the depth of groups behind it."""
+    """Each piece of a pattern with its position and the depth of groups behind it."""
     depth = 0
     for piece in _PIECE.finditer(pattern):
         depth += {"(": 1, ")": -1}.get(piece[0], 0)
@@ -129,5 +129,5 @@ def _walk(pattern: str) -> Iterator[tuple[int, int, str]]:
 
 
 def encodable(line: str) -> str:
-    """The line as RE2 takes it: without halves of surrogate pairs."""
+    """The line in a form that RE2 accepts: without lone surrogates."""
     return line if line.isascii() else line.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""What a node itself answers when it is asked."""
+"""Answers of a node that is asked directly, and what is stored about nodes."""
 
 import re
 from collections.abc import Mapping
@@ -94,13 +94,13 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
     text: Said = msgspec.field(default_factory=no_words)
 
 
-#: A GPU that does nothing, and one that only waits for others: NCCL's kernel spins, so nvidia-smi shows full
-#: use, at a fraction of the power that training draws. Our own figures.
+#: An idle GPU, and one that only waits for others: NCCL's kernel spins, so nvidia-smi shows full use, at a
+#: fraction of the power that training draws. Our own figures.
 IDLE_PERCENT, WAITING_OF_LIMIT = 5.0, 0.5
 
 
 class GpuActivity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a GPU does now; None: not given by nvidia-smi."""
+    """What a GPU does now; None: not reported by nvidia-smi."""
 
     pci: str
     util_percent: float | None = None
@@ -109,8 +109,8 @@ class GpuActivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecorderFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What NCCL's flight recorder wrote for one rank, `at` by the node's clock. `data` is as the job wrote
-    it, and not to be believed; None: larger than what is carried."""
+    """The dump of NCCL's flight recorder for one rank, `at` by the node's clock. `data` is as written by the
+    job, so not to be trusted; None: too large to transfer."""
 
     rank: int
     at: datetime
@@ -118,8 +118,8 @@ class RecorderFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A job on one node, as it may hang there. `text` says what could not be read. `counted`: Slurm itself
-    says that these are all of its processes there."""
+    """A job on one node, where it may hang. `text` says what could not be read. `counted`: Slurm itself says
+    that these are all of its processes there."""
 
     processes: int
     counted: bool = False
@@ -128,19 +128,19 @@ class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
     text: Said = msgspec.field(default_factory=no_words)
 
 
-#: What is compared; `words.fact_*` names it. Each value is a text; of several GPUs or cards all different
-#: ones, sorted and joined by a comma.
+#: Facts that are compared; `words.fact_*` names them. Each value is a text; for several GPUs or cards all
+#: different values, sorted and joined by a comma.
 FACTS = (
     "driver", "cuda", "vbios", "gsp_firmware", "inforom", "fabric_manager", "nic_firmware", "nic_driver",
     "bios", "bmc", "kernel", "os", "mtu", "nccl", "container", "slurm", "nvlink_domain", "gpu",
 )  # fmt: skip
-#: Where a node is, which is another place on each rack; and what its kind says already.
+#: A node's place, which differs between racks; and what its kind already implies.
 NOT_COMPARED = frozenset({"nvlink_domain", "gpu"})
-#: Of one value, in characters.
+#: Maximum length of one value, in characters.
 FACT_MAX = 128
-#: What a test measures and a good node's figure bounds: by the end of its name.
+#: Test results that are compared with the reference node's figure, by the end of their name.
 FIGURES = ("_per_s", "_count")
-#: A rate has to reach this share of the good node's.
+#: A rate must reach this share of the reference node's.
 FIGURE_SHARE = 0.9
 _NUMBER = re.compile(r"\d{1,18}(\.\d{1,9})?")
 
@@ -181,7 +181,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_in(results: Mapping[str, str]) -> dict[str, float]:
-    """What of a test's results bounds others, by name; what is no number is left out."""
+    """The results of a test that are compared, by name; non-numbers are left out."""
     return {
         name: float(value)
         for name, value in results.items()
@@ -190,17 +190,17 @@ def figures_in(results: Mapping[str, str]) -> dict[str, float]:
 
 
 def rates_in(results: Mapping[str, str]) -> dict[str, float]:
-    """What of a test's results is a rate, the higher the better, by name."""
+    """The results of a test that are rates (higher is better), by name."""
     return {name: value for name, value in figures_in(results).items() if name.endswith("_per_s")}
 
 
 def node_kind(gpu_model: str) -> str:
-    """The kind of a node, by which references are kept; nodes without GPUs are of the kind `cpu`."""
+    """The kind of a node, by which references are stored; nodes without GPUs are of the kind `cpu`."""
     return gpu_model.lower() or "cpu"
 
 
 def merged_facts(shown: SlurmNode | None, reported: Mapping[str, str] | None) -> dict[str, str]:
-    """Facts of a node: those that it reported, and the driver by Slurm's snapshot."""
+    """Facts of a node: those that it reported, and the driver from the Slurm snapshot."""
     by_slurm = {"driver": shown.driver} if shown is not None and shown.driver else {}
     return by_slurm | dict(reported or {})
 
@@ -217,7 +217,7 @@ ON, OFF = "On", "Off"
 
 
 class ResetKind(StrEnum):
-    """Of Redfish's `ResetType` those that healer uses."""
+    """The values of Redfish's `ResetType` that healer uses."""
 
     power_cycle = "PowerCycle"
     force_off = "ForceOff"
@@ -259,8 +259,9 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the closed list. `argv` is the program and its words, with places like `{node}` in them; nothing
-    is read as a shell would. `takes_capacity`: it ends or slows work on the node: drained and empty first.
+    """One of a fixed list. `argv`: the program and its arguments, with placeholders like `{node}`; nothing is
+    interpreted as by a shell. `takes_capacity`: it ends or slows work on the node, which must be drained and
+    empty first.
     """
 
     name: str
@@ -284,8 +285,8 @@ class CommandSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What healer holds of one node's last weeks: `faults` of its hardware (when it began, its name), repair
-    `tickets` (when), and for what share of the last two weeks it was `out` of service for a fault, 0..1."""
+    """A node's record of the last weeks: `faults` of its hardware (when it began, its name), repair `tickets`
+    (when), and the share of the last two weeks, 0..1, that it was `out` of service for a fault."""
 
     node: str
     faults: tuple[tuple[datetime, str], ...] = ()

@@ -1,4 +1,4 @@
-"""The state of each node as history keeps it: in service or not, and who holds it out."""
+"""The state of each node as kept in history: in service or not, and who holds it out."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -18,11 +18,11 @@ from healer.model.slurm import (
     owner_of,
 )
 
-#: Between snapshots further apart than this nothing is known. Slurm is read every few seconds.
+#: Between snapshots further apart than this, the state is unknown. Slurm is read every few seconds.
 GAP = timedelta(minutes=5)
-#: Jobs that come and go are recorded once in this time: the map of the past is drawn in such steps.
+#: Changes by jobs are recorded once per this time: the map of the past has the same resolution.
 BUSY_STEP = timedelta(minutes=5)
-#: They are recorded so long before the step that the map of the step shows them.
+#: They are recorded this long before the step, so that the map of the step shows them.
 _BUSY_LEAD = timedelta(seconds=30)
 
 
@@ -72,14 +72,14 @@ _IN_SERVICE, _PLANNED = (
 
 
 def nodes_under_test(snapshot: SlurmSnapshot) -> set[str]:
-    """Nodes that healer's own reservation alone keeps out. Slurm shows them as planned work, or as usual."""
+    """Nodes that only healer's own reservation keeps out. Slurm shows them as planned work, or as usual."""
     ours = filter(is_our_reservation, snapshot.reservations.values())
     names = {name for reservation in ours for name in reservation.nodes if name in snapshot.nodes}
     return {name for name in names if is_only_ours(snapshot, snapshot.nodes[name])}
 
 
 def holder_of(node: SlurmNode, *, is_ours: bool) -> Holder:
-    """Who holds a node that is out of service. `is_ours`: healer does, where no reason names another."""
+    """Who holds a node that is out of service. `is_ours`: healer does, if no reason names another."""
     if not is_empty_reason(node.reason):
         return _HOLDERS[owner_of(node.reason, node.reason_user).kind]
     if is_ours:
@@ -108,7 +108,7 @@ def _condition(node: SlurmNode, is_tested: bool) -> NodeCondition:
 
 
 def is_gap(before: datetime, now: datetime) -> bool:
-    """Whether too much time lies between two snapshots to say that a state lasted from one to the other."""
+    """Whether two snapshots are too far apart to say that a state lasted from one to the other."""
     return now - before > GAP
 
 
@@ -119,7 +119,7 @@ def is_busy_step(before: datetime, now: datetime) -> bool:
 
 
 def as_recorded(before: Mapping[str, NodeState], now: Mapping[str, NodeState]) -> dict[str, NodeState]:
-    """`now` between two steps: nodes that differ by their jobs alone stay as they were recorded."""
+    """`now` between two steps: nodes that differ only by their jobs stay as recorded."""
     return {name: _recorded(before.get(name), state) for name, state in now.items()}
 
 
@@ -129,7 +129,7 @@ def _recorded(before: NodeState | None, now: NodeState) -> NodeState:
 
 
 def changes(before: Mapping[str, NodeState], now: Mapping[str, NodeState], *, gap: bool) -> StateChanges:
-    """What differs. After a gap every state ended, and each node begins one, though it may be the same."""
+    """The differences. After a gap every state ended, and each node begins one, possibly the same."""
     if gap:
         return StateChanges(list(before), dict(now))
     began = {name: state for name, state in now.items() if before.get(name) != state}

@@ -1,4 +1,4 @@
-"""One-time codes by time (RFC 6238): SHA-1, six digits, 30 s, as every authenticator app knows them."""
+"""Time-based one-time codes (RFC 6238): SHA-1, six digits, 30 s, as supported by every authenticator app."""
 
 import base64
 import hmac
@@ -6,7 +6,7 @@ from datetime import datetime
 from urllib.parse import quote, urlencode
 
 PERIOD_S, DIGITS = 30, 6
-#: Codes of the neighbouring steps count too: clocks differ, and people type slowly.
+#: Codes of the neighbouring steps are valid too: clocks differ, and people type slowly.
 _SKEW = (0, -1, 1)
 
 
@@ -18,7 +18,7 @@ def code_at(secret: bytes, step: int) -> str:
 
 
 def step_of(secret: bytes, code: str, now: datetime) -> int | None:
-    """The time step whose code this is; None: it is none of now."""
+    """The time step with this code; None: the code is not valid now."""
     current = int(now.timestamp()) // PERIOD_S
     typed = "".join(code.split()).encode()
     near = (current + skew for skew in _SKEW)
@@ -32,6 +32,6 @@ def as_text(secret: bytes) -> str:
 
 
 def app_uri(secret: bytes, *, issuer: str, name: str) -> str:
-    """What an authenticator app reads from a QR code."""
+    """The text for an authenticator app's QR code."""
     label = quote(f"{issuer}:{name}", safe=":")
     return f"otpauth://totp/{label}?{urlencode({'secret': as_text(secret), 'issuer': issuer})}"

@@ -1,4 +1,4 @@
-"""Samples as bytes, for rows of the store: small enough to stay inside the row, cheap both ways.
+"""Samples as bytes, for rows of the store: small enough to stay inside the row, and cheap to pack and unpack.
 
 A block is one byte of version and the columns' bytes, transposed (all lowest bytes, then all second lowest,
 ...) and compressed with LZ4. Numbers of one kind share their high bytes, so transposing halves the size.
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from healer.model.telemetry import UNNAMED_SENDER, Report, StepBatch
 
 _VERSION = b"\x01"
-#: Reports that are unpacked together: what is worked on stays in a processor's cache.
+#: Reports that are unpacked together: their data stays in the processor's cache.
 _TOGETHER = 500
-#: LZ4 makes of one byte no more than so many.
+#: LZ4 expands one byte to at most this many.
 _LZ4_MOST = 255
 
 #: Fields of a `StepBatch` that are arrays, in the order of the block, with their types.
@@ -45,9 +45,9 @@ class _StepHead(msgspec.Struct, array_like=True):
     restart: int
     nodes: list[str]
     n: int
-    #: Rows of ranks in an unfinished step: one byte more for each.
+    #: For rows of ranks in an unfinished step: one more byte each.
     open: bool = False
-    #: Earlier versions named none: it may be anybody.
+    #: Earlier versions stored no sender: it may be anyone.
     sent_by: str = UNNAMED_SENDER
 
 
@@ -62,7 +62,7 @@ class PackedReport(NamedTuple):
 
 
 class BadBlock(ValueError):
-    """These bytes are no block of this version."""
+    """These bytes are not a block of this version."""
 
 
 def pack_report(report: Report) -> bytes:
@@ -74,8 +74,8 @@ def pack_report(report: Report) -> bytes:
 
 
 def unpack_reports(cluster: str, rows: Sequence[PackedReport]) -> list[Report | BadBlock]:
-    """In the order of the rows; BadBlock for what is none. Some hundred are unpacked together, and those with
-    the same columns share them and the memory of their values."""
+    """In the order of the rows; BadBlock for an invalid one. Some hundred are unpacked together, and those
+    with the same columns share them and the memory of their values."""
     found: list[Report | BadBlock] = []
     for first in range(0, len(rows), _TOGETHER):
         found += _unpacked(cluster, rows[first : first + _TOGETHER])
@@ -104,7 +104,7 @@ def _unpacked(cluster: str, rows: Sequence[PackedReport]) -> list[Report | BadBl
 
 
 def _report_size(blob: bytes) -> int:
-    """Bytes of a report's block when it is unpacked, by its head. Raises BadBlock."""
+    """The unpacked size of a report's block in bytes, from its header. Raises BadBlock."""
     if blob[:1] != _VERSION:
         raise BadBlock("not a block of version 1")
     size = int.from_bytes(blob[1:5], "little")
@@ -116,7 +116,7 @@ def _report_size(blob: bytes) -> int:
 
 
 def _unpack_into(blob: bytes, place: NDArray[np.uint8]) -> bool:
-    """Whether it could be read: twice as fast as bytes of its own."""
+    """Whether it could be read. Twice as fast as unpacking into new bytes."""
     try:
         return cramjam.lz4.decompress_block_into(blob[1:], place.data) == len(place)
     except cramjam.DecompressionError:
@@ -150,7 +150,7 @@ def _values(raw: NDArray[np.uint8], n: int) -> NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=2000)
 def _columns(raw: bytes) -> NDArray[np.int32]:
-    """Nodes send the same columns again and again: they share one read-only array."""
+    """Cached, because nodes send the same columns repeatedly: they share one read-only array."""
     columns = _restored(raw, 0, len(raw) // 4, np.dtype("<i4"))
     columns.flags.writeable = False
     return columns

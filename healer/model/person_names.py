@@ -1,11 +1,11 @@
-"""What people are called; and who broke the glass, by his own word: nothing proves which person that is."""
+"""Names of people; and of break-glass users by their own statement: nothing proves which person that is."""
 
 from collections.abc import Iterable
 
 from healer.model.grants import OWNED
 from healer.model.shown import shown
 
-#: Actors that are no person.
+#: Actors that are not a person.
 _RESERVED = frozenset({"healer"})
 NAME_MAX = 100
 _BROKE_GLASS = "break-glass ({person})"
@@ -18,7 +18,7 @@ def is_person_name(text: str) -> bool:
 
 
 def glass_name(person: str) -> str:
-    """His name in the audit."""
+    """The name in the audit of the person who broke the glass."""
     return _BROKE_GLASS.format(person=person)
 
 
@@ -27,7 +27,7 @@ def broke_glass(name: str | None) -> bool:
 
 
 def count_people(names: Iterable[str]) -> int:
-    """How many people these are at least: who broke the glass may be any of the others."""
+    """The least number of people behind these names: a break-glass user may be any of the others."""
     people = set(names)
     proven = [name for name in people if not broke_glass(name)]
     return max(len(proven), min(len(people), 1))

@@ -12,7 +12,7 @@ from healer.model.vocabulary import Role, Severity
 from healer.text import Said, no_words, say
 from healer.text.language import Language
 
-#: What a person may say with a rejection by one press: its key, and the words.
+#: Reasons that a person may give for a rejection with one click: its key, and the words.
 REJECTIONS: Mapping[str, Said] = {
     "busy": say("words.reject_busy"),
     "false_alarm": say("words.reject_false_alarm"),
@@ -75,7 +75,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: ChannelKind
-    #: Of its messages and buttons.
+    #: The language of its messages and buttons.
     language: Language = "en"
     secret: str = ""
     url: str = ""
@@ -87,7 +87,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     sender: str = ""
     to: tuple[str, ...] = ()
-    #: WeCom and DingTalk: numbers of those whom a page calls by name.
+    #: WeCom and DingTalk: phone numbers of the people whom a page mentions by name.
     mobiles: tuple[str, ...] = ()
 
 
@@ -136,14 +136,14 @@ class Notifications(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Routing(msgspec.Struct, frozen=True):
-    """One message's way to one channel."""
+    """The delivery of one message to one channel."""
 
     channel: str
     how: Manner
 
 
 def routes_to(routes: Sequence[Route], severity: Severity, cluster: str, about: About) -> list[Routing]:
-    """Where a message goes: of the routes that fit each channel once, in its most urgent manner."""
+    """Where a message goes: each channel of the matching routes once, in its most urgent manner."""
     found: dict[str, Manner] = {}
     order = list(Manner)
     if about.everybody:

@@ -1,4 +1,4 @@
-"""What `rules/` says, as values. `healer.rulebook.ruleset` loads and cross-checks them."""
+"""The contents of `rules/`, as values. `healer.rulebook.ruleset` loads and cross-checks them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -30,15 +30,15 @@ CONTEXT_LONGEST = timedelta(hours=1)
 class ContextKind(StrEnum):
     maintenance = "maintenance"  # Slurm's reservation or state, or a window of guards.yaml
     worked_on = "worked_on"  # its first minutes after planned work
-    rebooting = "rebooting"  # a reboot was issued, or the node comes up
+    rebooting = "rebooting"  # a reboot was issued, or the node is starting
     power_saving = "power_saving"
     booted = "booted"  # its first minutes after a boot
-    new_driver = "new_driver"  # another driver version than before
-    drained = "drained"  # a person has taken it out
-    job_start = "job_start"  # all that works there has only begun
+    new_driver = "new_driver"  # a new driver version
+    drained = "drained"  # a person has taken it out of service
+    job_start = "job_start"  # all its jobs have only just begun
 
 
-#: Kinds of work on a node: faults reported meanwhile belong to it until they are seen afterwards.
+#: Kinds of work on a node: faults reported during it belong to it until they are seen afterwards.
 HUMAN_WORK = frozenset({ContextKind.maintenance, ContextKind.drained})
 
 
@@ -114,7 +114,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     unusable: bool = False
     teardown: bool = False
     always_fatal: bool = False
-    #: The first that fits the node's GPUs; none where their model is unknown.
+    #: The first that matches the node's GPUs; none if their model is unknown.
     by_model: tuple[ModelRow, ...] = ()
 
 
@@ -190,7 +190,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     detection: bool = False
     #: Made from an entry of `rules/forecasts.yaml`: nothing has failed yet.
     forecast: bool = False
-    #: Opens nothing: it is noted, and its rate over hours and days may be a fault.
+    #: Opens nothing: it is recorded, and its rate over hours and days may be a fault.
     sign: bool = False
 
 
@@ -251,7 +251,7 @@ class SweepSettings(msgspec.Struct, frozen=True, kw_only=True):
         return timedelta(days=self.every_days)
 
 
-# Wide: the keys of rules/guards.yaml, which each cluster and partition may set apart from the others.
+# Wide: the keys of rules/guards.yaml, each of which a cluster or partition may override.
 class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The caps. Shares are 0..1 of the GPU nodes that Slurm knows."""
 
@@ -273,7 +273,7 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     consent: RestartConsent = RestartConsent()
     earn: PromotionPolicy = PromotionPolicy()
     spares: Spares | None = None
-    #: So many runs of a new or changed rule or playbook wait for a person first; 0: none.
+    #: This many runs of a new or changed rule or playbook wait for a person first; 0: none.
     trial_runs: int = 3
     sweep: SweepSettings = SweepSettings()
 
@@ -350,10 +350,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     back_off_max_s: float = 60
     wait_s: float | None = None
     input: dict[str, str | int | float | bool] = {}
-    #: A condition (`healer.playbooks.conditions`): where it is not surely true the step is skipped.
+    #: A condition (`healer.playbooks.conditions`): the step is skipped unless it is certainly true.
     when: str | None = None
-    #: Checks of this playbook in addition to the verb's own: the step is already done where `probe` passes,
-    #: and only done where `verify` passes too. `undo`: `keep` leaves it as it is when its run is undone.
+    #: Checks of this playbook in addition to the verb's own: the step is already done if `probe` passes, and
+    #: only done if `verify` passes too. `undo`: `keep` leaves it as it is when its run is undone.
     probe: str | None = None
     verify: str | None = None
     undo: str | None = None
@@ -373,7 +373,7 @@ class Playbook(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def repairs(self) -> bool:
-        """It does what the incident's remedy says."""
+        """It carries out the incident's remedy."""
         return any("verdict.remedy" in (step.when or "") for step in self.steps)
 
     @property
@@ -446,12 +446,12 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return msgspec.structs.replace(self, places=places, switches=switches, links=links)
 
     def place(self, cluster: str, node: str) -> Place:
-        """Nowhere, for a node that is not named."""
+        """An empty place for a node that is not listed."""
         return self.places.get(f"{cluster}/{node}") or self.places.get(node) or Place()
 
     def link_of(self, where: Component) -> tuple[str, str] | None:
-        """The cable that a node's port or a switch's port is an end of, by the first of its two ends; None
-        where no cable is known."""
+        """The cable that a node's port or a switch's port is an end of, by the first of its two ends; None if
+        no cable is known."""
         if where.gpu is not None or where.link is not None:
             return None
         if where.node is not None:
@@ -464,7 +464,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return None
 
     def leaf_of(self, node: str, nic: str) -> str:
-        """The leaf switch that a port of the node is cabled to: each rail has its own. Empty if unknown."""
+        """The leaf switch that a port of the node is cabled to, as each rail has its own. Empty if
+        unknown."""
         return self._leaf_at.get((node, _port(nic)), "")
 
     @cached_property
@@ -531,7 +532,7 @@ def _port(name: str | None) -> str:
     return re.sub(r"(?<=\D\d)[/:]1$|(?<=\D\d\d)[/:]1$", "", name or "") if name else ""
 
 
-# Wide: rules/ as one value that is exchanged whole or not at all: a field for each file.
+# Wide: rules/ as one value that is replaced as a whole or not at all: one field per file.
 class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All of `rules/` as one value. `version` is a hash of the files it was read from."""
 
@@ -545,7 +546,7 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     nvlink5: tuple[NvlinkRow, ...] = ()
     recovery_actions: dict[int, RecoveryAction] = {}
     xid74: tuple[Xid74Bits, ...] = ()
-    #: Lines of the kernel that carry no code.
+    #: Lines of the kernel without a code.
     kernel_lines: LineBook = NO_LINES
     default_mode: Mode = Mode.shadow
     settle_s: float = 2.0
@@ -553,25 +554,25 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cluster_guards: dict[str, GuardSettings] = {}
     #: A partition of one of those clusters may be named `cluster/partition`.
     partition_guards: dict[str, GuardSettings] = {}
-    #: What may be measured, the rules over it, and what GPU models are made for.
+    #: The signals, the rules over them, and the specifications of GPU models.
     catalogue: Catalogue = Catalogue()
     detection: tuple[DetectionRule, ...] = ()
     gpu_models: tuple[GpuModel, ...] = ()
-    #: What alerts of other systems mean.
+    #: The meaning of alerts of other systems.
     alerts: tuple[AlertRule, ...] = ()
-    #: When Slurm's own picture opens incidents.
+    #: When conditions in the Slurm snapshot open incidents.
     watches: WatchSettings = WatchSettings()
     #: Tests that a batch job runs on a node, by the name of their file in `rules/validation`.
     scripts: dict[str, str] = {}
     #: Commands of the site that playbooks may start, by name.
     commands: dict[str, SiteCommand] = {}
-    #: Which of them make a test of a node, by how much was done to it.
+    #: The tests of each depth.
     validation: Validation = Validation()
-    #: What is no fault while something else goes on at its node.
+    #: What is no fault during another activity at its node.
     context: tuple[ContextRule, ...] = ()
-    #: What healer fetches itself.
+    #: What healer scrapes itself.
     scrape: ScrapeRules = ScrapeRules()
-    #: What repeats, goes together or cancels, and how a fault is found to be transient or permanent.
+    #: What repeats, combines or cancels, and how a fault is found to be transient or permanent.
     escalations: Escalations = Escalations()
     ladders: tuple[Ladder, ...] = ()
 
@@ -581,14 +582,14 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     forecasts: tuple[ForecastRule, ...] = ()
     #: Who is notified of what, and how.
     notifications: Notifications = Notifications()
-    #: Who may do what by the groups of the identity provider.
+    #: Permissions by the groups of the identity provider.
     access: AccessRules = AccessRules()
     #: What a GPU-hour costs.
     prices: Prices = Prices()
 
     @cached_property
     def by_name(self) -> dict[str, Rule]:
-        """Rules by their names, reckoned once for each set."""
+        """Rules by name, computed once per set."""
         return {rule.name: rule for rule in self.rules}
 
     @cached_property
@@ -599,7 +600,7 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """`rule/NAME` and `playbook/NAME` -> a digest of what they say. A script is part of its playbook."""
+        """`rule/NAME` and `playbook/NAME` -> a digest of their text. A script is part of its playbook."""
         parts_by_name: dict[str, list[msgspec.Struct | str]] = {}
         for policy in (*self.rules, *self.detection, *self.alerts, *self.sharings, *self.forecasts):
             parts_by_name.setdefault(f"rule/{policy.name}", []).append(policy)
@@ -625,7 +626,7 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {}
 
     def forecasts_proven_by(self, fault: str) -> tuple[ForecastRule, ...]:
-        """The forecasts that this fault proves right; found once for each fault."""
+        """The forecasts that this fault proves right; cached per fault."""
         if fault not in self._proven:
             self._proven[fault] = tuple(
                 rule for rule in self.forecasts if any(fnmatchcase(fault, glob) for glob in rule.fails)
@@ -633,7 +634,7 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self._proven[fault]
 
     def rule_for(self, fault: str, fault_class: FaultClass) -> Rule | None:
-        """The first rule of the file that takes a fault of this name and class."""
+        """The first rule of the file for a fault of this name and class."""
         for rule in self.rules:
             if rule.classes and fault_class not in rule.classes:
                 continue
@@ -642,18 +643,18 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return None
 
     def ask_for(self, asked: str | None) -> RecoveryAction | None:
-        """What the driver asks for by Xid 154, or by a flag of another line."""
+        """The driver's request by Xid 154, or by a flag of another line."""
         return next((ask for ask in self.recovery_actions.values() if ask.asked == asked), None)
 
     def guards_in(self, cluster: str, partition: str) -> GuardSettings:
-        """Of a partition: its own, else its cluster's, else the general ones."""
+        """The settings of a partition: its own, else its cluster's, else the general ones."""
         for name in (f"{cluster}/{partition}", partition):
             if name in self.partition_guards:
                 return self.partition_guards[name]
         return self.cluster_guards.get(cluster, self.guards)
 
     def mode_of(self, rule: Rule) -> Mode:
-        """Of a forecast never more than HEALER_MODE allows, nor more than approve."""
+        """The rule's mode; for a forecast at most what HEALER_MODE allows, and at most approve."""
         if rule.forecast:
             return min(rule.mode or Mode.approve, self.default_mode, key=list(Mode).index)
         return rule.mode or self.default_mode

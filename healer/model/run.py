@@ -1,4 +1,4 @@
-"""A run of a playbook and its append-only log, which alone says how far the run is; and audit records."""
+"""A run of a playbook and its append-only log, the only record of its progress; and audit records."""
 
 import json
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from healer.text import Said, no_words
 
 
 def run_id(subject: str) -> str:
-    """The id of a run of healer's own: what it is about gives it, so that a second one is the same."""
+    """The id of one of healer's own runs, derived from its subject, so that a second one is the same."""
     return f"r{sha256(subject.encode()).hexdigest()[:23]}"
 
 
-# Wide: a row of the ledger, and the API's answer: who asked, for what, how far it is.
+# Wide: a row of the ledger, and the API's answer: who asked, for what, and its progress.
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """`by` is who asked (`healer` for its own). `epoch` grows with each claim; `wake_at` ends a wait.
 
@@ -56,14 +56,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asked_of(run: Run) -> str:
-    """Which approval the run waits for, as messages name it: empty for its begin, else the second until which
-    people are expected to answer at one of its steps."""
+    """Which approval the run waits for, as named in messages: empty for its start, else the second until
+    which people are expected to answer at one of its steps."""
     if run.state is not RunState.waiting or run.approve_until is None:
         return ""
     return f"{run.approve_until.timestamp():.0f}"
 
 
-#: After that, people are reminded that an approval is missing. Nothing else happens.
+#: After this, people are reminded of a missing approval. Nothing else happens.
 APPROVAL_LASTS = timedelta(minutes=30)
 
 
@@ -95,7 +95,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tests_result(log: Sequence[LogEntry]) -> dict[str, str]:
-    """`{"tests": "passed"}` or `failed`, by the last test of the node that came to an end; else nothing."""
+    """`{"tests": "passed"}` or `failed`, by the last completed test of the node; else nothing."""
     for entry in reversed(log):
         if entry.data.get("verb") != Verb.diagnose:
             continue
@@ -107,16 +107,16 @@ def tests_result(log: Sequence[LogEntry]) -> dict[str, str]:
 
 
 def look_result(log: Sequence[LogEntry]) -> dict[str, dict[str, Any]]:
-    """`{"look": {...}}`: what a node that was asked about a relay's text answered; else nothing."""
+    """`{"look": {...}}`: the answer of a node that was asked about a relay's text; else nothing."""
     return next(({"look": entry.data["look"]} for entry in reversed(log) if "look" in entry.data), {})
 
 
 def has_requeued(log: Sequence[LogEntry]) -> bool:
-    """The run has put a job back."""
+    """The run has requeued a job."""
     return any(entry.event is StepEvent.done and entry.data.get("verb") == Verb.requeue for entry in log)
 
 
-#: What of the ladder a step does, once it was read back.
+#: The rung of the ladder that a step carries out, once it was read back.
 _REMEDIES = {
     Verb.restart_service: Remedy.restart_service,
     Verb.reset_gpu: Remedy.drain_then_reset,
@@ -146,7 +146,7 @@ def is_our_note(text: str) -> bool:
 
 
 def note_of(run: Run, state: str, node: SlurmNode) -> str:
-    """`since` is when the drain was set; `state` is that of the run."""
+    """`since`: when the drain was set; `state`: that of the run."""
     note: dict[str, Any] = {
         "incident": (run.incident or run.id)[:8],
         "rule": run.rule or run.playbook,
@@ -164,11 +164,11 @@ class RehearsalState(StrEnum):
     cancelled = "cancelled"
 
 
-#: One of a cluster may be in these at a time.
+#: At most one rehearsal of a cluster may be in these states.
 ACTIVE_REHEARSALS = frozenset({RehearsalState.queued, RehearsalState.running})
 
 
-# Wide: the API's answer and its stored row: what was asked for, and how it goes.
+# Wide: the API's answer and its stored row: what was requested, and its progress.
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     """`text` is what `file` of `rules/` would say, `before` what it says now (None: there is no such file).
 
@@ -190,7 +190,7 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     state: RehearsalState = RehearsalState.queued
     ended_at: datetime | None = None
     progress: float = 0.0
-    #: How long it takes yet at the pace of its last minute; None where that is not known.
+    #: Remaining time at the pace of its last minute; None if unknown.
     left_s: float | None = None
     problem: Said = msgspec.field(default_factory=no_words)
     result: dict[str, Any] | None = None
@@ -246,7 +246,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
 def audit_record(
     cluster: str, at: datetime, actor: str, verb: str, subject: str, /, **data: Any
 ) -> AuditRecord:
-    """A record that is not sealed yet, as the work that it describes writes it."""
+    """A record that is not sealed yet, as written by the work that it describes."""
     texts = {name: str(value) if isinstance(value, Said) else value for name, value in data.items()}
     return AuditRecord(cluster=cluster, at=at, actor=actor, verb=verb, subject=subject, data=texts)
 

@@ -1,13 +1,13 @@
-"""Text of others, made fit for eyes: every character that a reader cannot see, or that changes how others are
-shown, becomes a symbol. Used at every way out: terminals, logs, pages, mails, chats, tickets, and
-Slurm's comments.
+"""Makes foreign text safe to display: every character that a reader cannot see, or that changes how others
+are shown, becomes a symbol. Used at every exit: terminals, logs, pages, mails, chats, tickets, and Slurm's
+comments.
 
-A terminal obeys escape sequences, a page a bidi override, and a person trusts what both of them show.
+A terminal obeys escape sequences, a page obeys bidi overrides, and a person trusts what both show.
 """
 
 import re
 
-#: First and last code points of what is never shown as itself.
+#: First and last code points of characters that are never shown as themselves.
 _UNSEEN = (
     (0x00, 0x1F), (0x7F, 0x9F),  # controls: C0, DEL, C1
     (0xAD, 0xAD), (0x34F, 0x34F), (0x200B, 0x200B), (0x2060, 0x2064), (0xFEFF, 0xFEFF),  # no width
@@ -17,7 +17,7 @@ _UNSEEN = (
     (0xD800, 0xDFFF), (0xFFF0, 0xFFFB), (0xFFFE, 0xFFFF),  # halves of pairs, annotations, no characters
     (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE00FF), (0xE01F0, 0xE0FFF),  # scores, tags
 )  # fmt: skip
-#: Joiners mean something inside these scripts and between pictures only: elsewhere two names look alike.
+#: Joiners have a meaning only inside these scripts and between pictures: elsewhere two names look alike.
 _JOINERS = ((0x180B, 0x180F), (0x200C, 0x200D))
 _JOINING = (
     (0x600, 0x61B), (0x61D, 0x1CFF), (0x2190, 0x27BF), (0x2B00, 0x2BFF), (0xA800, 0xABFF), (0xFB50, 0xFDFF),
@@ -37,9 +37,9 @@ _FORM = re.compile(
 
 
 def shown(text: str, *, keep: str = "") -> str:
-    """The text with a symbol for each character that cannot be seen: `␛` for escape, `⟨U+202E⟩` for an
-    override of the direction. `keep`: line ends and tabs that stay, `"\\n"` or `"\\n\\t"`. Text of all
-    scripts stays as it is, and what was shown once stays the same.
+    """The text with a symbol for each invisible character: `␛` for escape, `⟨U+202E⟩` for an override of the
+    direction. `keep`: line ends and tabs that stay, `"\n"` or `"\n\t"`. Text of all scripts stays as it is,
+    and the result is stable under repetition.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -52,15 +52,15 @@ def one_line(text: str) -> str:
 
 
 def shown_json(document: str) -> str:
-    """JSON that a terminal may get: the same document, with escapes for what `shown` replaces. Line ends
-    between its values stay."""
+    """JSON for a terminal: the same document, with escapes for what `shown` replaces. Line ends between its
+    values stay."""
     return _FORM.sub(lambda found: found[0] if found[0] in "\n\t" else _escape(found[0]), document)
 
 
 def sent_json(body: bytes) -> bytes:
-    """`shown_json` of what a program writes, in UTF-8: people print answers of the API, too."""
+    """`shown_json` for a program's output, in UTF-8: people also print answers of the API."""
     if body.isascii() and b"\x7f" not in body:
-        return body  # what else is no letter is escaped in JSON
+        return body  # other invisible characters are escaped in JSON
     return shown_json(body.decode()).encode()
 
 

@@ -1,15 +1,15 @@
-"""A site's own past: what people did, what healer would have done, and what that means in hours."""
+"""A site's own past: what people did, what healer would have done, and the difference in hours."""
 
 from datetime import date, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
 
-#: healer's own restart of a job, from its death to its start, where nodes are free.
+#: healer's own restart of a job, from its death to its start, if nodes are free.
 RESTART_S = 60
 #: Longer waits for the next start are not counted: the person may not have wanted the job again.
 WAIT_MOST = timedelta(hours=24)
-#: So many days without a line are silence.
+#: This many days without a line are a silence.
 SILENT_DAYS = 7
 
 

@@ -250,7 +250,7 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def held(self) -> bool:
-        """Somebody, Slurm or healer keeps it out of service (planned work apart)."""
+        """Someone, Slurm or healer keeps it out of service (planned work excluded)."""
         return self.drain or self.base == "DOWN" or "FAIL" in self.state
 
     @property
@@ -268,7 +268,7 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def may_get_jobs(self) -> bool:
-        """Jobs may start here, or Slurm wakes it for the next one: power saving has switched it off."""
+        """Jobs may start here, or Slurm wakes it for the next one, as power saving has switched it off."""
         asleep = self.base not in _OUT_BASE and not _POWER_SAVING.isdisjoint(self.state)
         return self.in_service or (asleep and not self.held and "INVALID_REG" not in self.state)
 
@@ -279,7 +279,7 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def starting(self) -> bool:
-        """Slurm is restarting it, as it was asked to: by a reboot or from power saving."""
+        """Slurm is restarting it on request: by a reboot or from power saving."""
         return not STARTING.isdisjoint(self.state)
 
     @property
@@ -289,14 +289,14 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def outage_places(self) -> list[tuple[PlaceKind, str]]:
-        """What it shares with the nodes whose silence is one outage with its own."""
+        """The places that it shares with nodes whose silence would be the same outage as its own."""
         return [(kind, place) for kind in OUTAGE_PLACES if (place := getattr(self, kind))]
 
     @property
     def status(self) -> NodeStatus:
-        """By Slurm's own order (d.2 of the facts), but for one thing: a node that is DOWN and DRAIN is down.
+        """By Slurm's own order (d.2 of the facts), with one exception: a node that is DOWN and DRAIN is down.
 
-        There is no DRAINED in Slurm's JSON: a node that drains is drained once it holds no job any more.
+        Slurm's JSON has no DRAINED: a draining node is drained once it holds no job any more.
         """
         state = self.state
         for flags, status in _STATUS_BY_FLAG:
@@ -320,8 +320,8 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def owner(self) -> ReasonOwner | None:
-        """Who keeps it out: None for a node in service. Without a reason a drain is some person's, and
-        anything else Slurm's."""
+        """Who keeps it out; None for a node in service. Without a reason, a drain counts as a person's, and
+        anything else as Slurm's."""
         if self.in_service or (self.planned and is_empty_reason(self.reason)):
             return None
         if is_empty_reason(self.reason) and not self.drain:
@@ -335,7 +335,7 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def resumable(self) -> bool:
-        """healer may resume it by itself: not with a flag that it does not know the meaning of."""
+        """healer may resume it by itself: not with a flag of unknown meaning."""
         return not self.unknown_flags
 
 
@@ -368,7 +368,7 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     comment: str = ""
     reason: str = ""
     start_at: datetime | None = None
-    #: Nodes a pending job must not use (ExcNodeList).
+    #: Nodes that a pending job must not use (ExcNodeList).
     excluded: tuple[str, ...] = ()
     submit_at: datetime | None = None
     eligible_at: datetime | None = None
@@ -377,7 +377,7 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     #: `3`, `0:9` (signal 9) as Slurm's ExitCode; None before it ended, or if Slurm does not report it.
     exit_code: str | None = None
     account: str = ""
-    #: What its owner wrote with `--extra` (23.11 and later), possibly with keywords for healer.
+    #: The owner's text from `--extra` (23.11 and later), possibly with keywords for healer.
     extra: str = ""
     admin_comment: str = ""
     reservation: str = ""
@@ -407,7 +407,7 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def crashed(self) -> bool:
-        """Its work ended, and not by a word of its owner's or a limit; it may be revived."""
+        """Its work ended, and neither by its owner nor by a limit; it may be revived."""
         return self.state in {"FAILED", "NODE_FAIL"} and "COMPLETING" not in self.flags
 
     @property
@@ -417,7 +417,7 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def leader(self) -> str:
-        """The id that commands need: a component of a heterogeneous job goes with its leader (2107)."""
+        """The id for commands: for a component of a heterogeneous job its leader's (2107)."""
         return self.het_job or self.id
 
     @property
@@ -428,12 +428,12 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return f"{self.het_job}+{self.het_offset}" if self.het_job and self.het_offset else self.id
 
 
-#: A reservation that begins later than this leaves time to repair what is faulty, and to bring it back.
+#: A reservation that begins later than this leaves time to repair faulty nodes and bring them back.
 BEGINS_WITHIN = timedelta(hours=1)
 
 
 class Reservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Nodes kept for somebody. `maintenance`: Slurm's MAINT with IGNORE_JOBS, planned work.
+    """Nodes reserved for someone. `maintenance`: Slurm's MAINT with IGNORE_JOBS, planned work.
 
     `until` None: without an end. `users` (or accounts) may run jobs in it.
     """
@@ -448,7 +448,7 @@ class Reservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     flags: tuple[str, ...] = ()
 
     def is_on(self, at: datetime) -> bool:
-        """It is in effect: sites announce the maintenance of all nodes weeks ahead."""
+        """It is in effect. Sites announce the maintenance of all nodes weeks ahead."""
         return (self.since is None or self.since <= at) and (self.until is None or self.until > at)
 
     def is_soon(self, now: datetime) -> bool:
@@ -468,14 +468,14 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     comment: str = ""
     gpus_per_node: int = 0
     exclusive: bool = True
-    #: Empty: Slurm's default. `nice`: by so much below the priority that it would have.
+    #: Empty: Slurm's default. `nice`: how far below its normal priority.
     partition: str = ""
     qos: str = ""
     nice: int = 0
 
 
 class Trouble(StrEnum):
-    """What may be wrong with slurmctld, or with the way to it. A state to show, never a reason to act."""
+    """A problem of slurmctld, or of the connection to it. A state to show, never a reason to act."""
 
     away = "away"
     other_cluster = "other_cluster"
@@ -502,17 +502,18 @@ class Controller(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     version: str = ""
     answer_s: float | None = None
     problem: Said | None = None
-    #: Requests in work, messages that wait to leave, records that wait for slurmdbd (sdiag).
+    #: Requests in progress, messages waiting to be sent, records waiting for slurmdbd (sdiag).
     threads: int | None = None
     agent_queue: int | None = None
     dbd_queue: int | None = None
     fallbacks: tuple[Said, ...] = ()
-    #: What is not as it should be, and since when; the poller fills it in (healer.observations.slurm_poll).
+    #: Problems, and since when; filled in by the poller (healer.observations.slurm_poll).
     since: dict[Trouble, datetime] = {}
 
 
 class SlurmCall(StrEnum):
-    """What an adapter may be unable to do: the methods of `ports.Scheduler` that change or ask something."""
+    """Calls that an adapter may not support: the methods of `ports.scheduling.Scheduler` that change or query
+    something."""
 
     snapshot = "snapshot"
     reserved = "reserved"
@@ -545,7 +546,7 @@ class SlurmCall(StrEnum):
     cancel = "cancel"
 
 
-#: States of nodes that are idle or at work, with no flag.
+#: States of nodes that are idle or busy, without a flag.
 _PLAIN = frozenset({("IDLE",), ("ALLOCATED",), ("MIXED",)})
 
 
@@ -560,22 +561,22 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu_nodes(self) -> Sequence[SlurmNode]:
-        """What caps and the floor count; every node where Slurm names no GPUs at all."""
+        """The nodes that caps and the floor count; every node if Slurm names no GPUs at all."""
         return counted_gpu_nodes(ByIdentity(self.nodes))
 
     @property
     def held_nodes(self) -> Sequence[SlurmNode]:
-        """Those that somebody keeps out and says why, in the order of `nodes`."""
+        """Nodes that someone keeps out with a reason, in the order of `nodes`."""
         return _held(ByIdentity(self.nodes))
 
     @property
     def odd_nodes(self) -> Sequence[SlurmNode]:
-        """Those of which Slurm shows more than that they are idle or at work: mostly a few of thousands."""
+        """Nodes in any other state than just idle or busy: usually a few of thousands."""
         return _odd(ByIdentity(self.nodes))
 
     def whole(self, job: str) -> SlurmJob | None:
-        """The job; the leader of a heterogeneous one with all its nodes: each rank runs under the leader's
-        id."""
+        """The job; for a heterogeneous one the leader with all its nodes, because each rank runs under the
+        leader's id."""
         return _whole(ByIdentity(self.jobs)).get(job) or self.jobs.get(job)
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
@@ -583,8 +584,8 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return list(_by_node(ByIdentity(self.jobs)).get(node, ()))
 
     def neighbours_of(self, node: str) -> list[SlurmNode]:
-        """The other nodes of its switch, rack, PDU and NVLink domain, in the order of `nodes`; none of a node
-        that Slurm does not show."""
+        """The other nodes of its switch, rack, PDU and NVLink domain, in the order of `nodes`; none for a
+        node that Slurm does not show."""
         shown = self.nodes.get(node)
         places = set(shown.outage_places) if shown is not None else set()
         return [
@@ -603,7 +604,7 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ByIdentity(Generic[T]):
-    """A value as the key of a cache: equal to no other one, whatever it holds."""
+    """A value as a cache key: equal only to itself, whatever it contains."""
 
     def __init__(self, value: T) -> None:
         self.value = value
@@ -615,7 +616,7 @@ class ByIdentity(Generic[T]):
         return isinstance(other, ByIdentity) and self.value is other.value
 
 
-# Each walk asks, and a walk for which nothing came must not look at a thousand nodes.
+# Each walk asks, and a walk without news must not scan a thousand nodes.
 @lru_cache(maxsize=4)
 def counted_gpu_nodes(same: ByIdentity[Mapping[str, SlurmNode]]) -> Sequence[SlurmNode]:
     with_gpus = tuple(node for node in same.value.values() if node.gpus > 0)
@@ -624,7 +625,8 @@ def counted_gpu_nodes(same: ByIdentity[Mapping[str, SlurmNode]]) -> Sequence[Slu
 
 @lru_cache(maxsize=4)
 def shared_places(same: ByIdentity[Mapping[str, SlurmNode]]) -> dict[str, list[tuple[PlaceKind, str]]]:
-    """The outage places that each node shares with another; else `UNPLACED`: what it shares is unknown."""
+    """The outage places that each node shares with another; else `UNPLACED`: its shared places are
+    unknown."""
     sizes = Counter(place for node in same.value.values() for place in node.outage_places)
     return {
         name: [place for place in node.outage_places if sizes[place] > 1] or [UNPLACED]
@@ -642,8 +644,9 @@ def _held(same: ByIdentity[Mapping[str, SlurmNode]]) -> Sequence[SlurmNode]:
     return tuple(node for node in _odd(same) if node.reason and node.held)
 
 
-# A storm asks for the jobs of a thousand nodes: reading all jobs for each took minutes. By the mapping and
-# not by the snapshot, because an unchanged picture is a new snapshot every two seconds with the same jobs.
+# A storm asks for the jobs of a thousand nodes: scanning all jobs for each took minutes. Keyed by the mapping
+# and not by the snapshot, because an unchanged picture is a new snapshot every two seconds with the same
+# jobs.
 @lru_cache(maxsize=4)
 def _by_node(same: ByIdentity[Mapping[str, SlurmJob]]) -> dict[str, list[SlurmJob]]:
     return _placed(job for job in same.value.values() if job.active)
@@ -686,12 +689,12 @@ def _placed(jobs: Iterable[SlurmJob]) -> dict[str, list[SlurmJob]]:
     return found
 
 
-#: What the name of every reservation of ours starts with: `healer_<short id of the incident or run>`.
+#: Prefix of the names of healer's reservations: `healer_<short id of the incident or run>`.
 OUR_RESERVATIONS = "healer_"
 
 
 def reservation_name(incident: str) -> str:
-    """The name for the tests of this incident (or run, where there is none): the same however often asked."""
+    """The name for the tests of this incident (or run, if there is none); always the same."""
     return f"{OUR_RESERVATIONS}{incident[:8]}"
 
 
@@ -700,18 +703,18 @@ def is_our_reservation(reservation: Reservation) -> bool:
 
 
 def our_reservation(snapshot: SlurmSnapshot | None, node: str) -> Reservation | None:
-    """The reservation of ours that keeps this node out of service."""
+    """healer's reservation that keeps this node out of service."""
     return our_reservation_in(snapshot.reservations, node) if snapshot is not None else None
 
 
 def our_reservation_in(reservations: Mapping[str, Reservation], node: str) -> Reservation | None:
-    """The same of a list that was read alone."""
+    """The same, from a separately read list."""
     found = reservations.values()
     return next((held for held in found if is_our_reservation(held) and node in held.nodes), None)
 
 
 def names_incident(reason: str, incident: str) -> bool:
-    """healer's reason of a drain is about this incident."""
+    """healer's drain reason is about this incident."""
     return f" inc:{incident[:8]}" in reason
 
 
@@ -724,7 +727,7 @@ def is_out_for(snapshot: SlurmSnapshot | None, node: SlurmNode, incident: str) -
 
 
 def is_only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
-    """The node is shown under planned work because of our own reservation alone."""
+    """The node is shown under planned work only because of healer's own reservation."""
     return _is_reserved_by_us_alone(snapshot, node) and not _OFF.intersection(node.state)
 
 
@@ -739,15 +742,15 @@ def _is_reserved_by_us_alone(snapshot: SlurmSnapshot | None, node: SlurmNode) ->
 def is_planned_work(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     """Slurm keeps the node for other work than healer's tests, or asleep until the next job.
 
-    Power saving also switches off what is out of service: no job wakes such a node, and healer's own test
-    wakes one that is reserved for it."""
+    Power saving also switches off nodes that are out of service: no job wakes such a node, and healer's own
+    test wakes one that is reserved for it."""
     if not node.planned or _is_reserved_by_us_alone(snapshot, node):
         return False
     return "MAINTENANCE" in node.state or node.may_get_jobs
 
 
 def with_unchanged(before: Mapping[str, SlurmNode], now: Mapping[str, SlurmNode]) -> dict[str, SlurmNode]:
-    """The nodes of `now`; those that did not change are the objects of `before`."""
+    """The nodes of `now`, with the objects of `before` for those that did not change."""
     return {name: old if (old := before.get(name, node)) == node else node for name, node in now.items()}
 
 
@@ -764,7 +767,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class NodeFigures(msgspec.Struct, frozen=True):
-    """By name the newest of each."""
+    """The newest figure by name."""
 
     node: str
     figures: dict[str, Figure]
@@ -798,7 +801,7 @@ _NAMES = {
     "ALLOC": "ALLOCATED", "MIX": "MIXED", "COMP": "COMPLETING", "UNK": "UNKNOWN", "RESV": "RESERVED",
     "FAILING": "FAIL", "FAILG": "FAIL", "PLND": "PLANNED",
 }  # fmt: skip
-#: What a suffix of a state means, for releases that print flags that way.
+#: The meaning of a state's suffix, for releases that print flags that way.
 _SUFFIXES = {
     "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
     "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
@@ -809,8 +812,8 @@ _LAST_SECOND = 253402300799
 
 
 def state_words(words: Sequence[str]) -> tuple[str, ...]:
-    """`["IDLE*", "DRAIN"]` -> ("IDLE", "NOT_RESPONDING", "DRAIN"): the base state first, flags behind it in
-    their order. Unknown words are carried through."""
+    """`["IDLE*", "DRAIN"]` -> ("IDLE", "NOT_RESPONDING", "DRAIN"): the base state first, then the flags in
+    their order. Unknown words are kept."""
     found: list[str] = []
     suffixes: list[str] = []
     for word in (raw.strip().upper() for raw in words):
@@ -822,7 +825,7 @@ def state_words(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((base, *suffixes, *flags)))
 
 
-#: Slurm 22.05 shows one word for a job: a flag hides the base state. This is the base state of each flag;
+#: Slurm 22.05 shows one word per job: a flag hides the base state. This is the base state of each flag;
 #: COMPLETING may have any, so it counts as a base state.
 _HIDDEN_BASE = {
     "CONFIGURING": "RUNNING", "STOPPED": "RUNNING", "RESIZING": "RUNNING", "SIGNALING": "RUNNING",

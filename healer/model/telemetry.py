@@ -1,4 +1,4 @@
-"""What may be measured: the catalogue of signals, and what a series is about."""
+"""What may be measured: the catalogue of signals, and the subject of a series."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +10,7 @@ import msgspec
 from healer.model.vocabulary import REMEDY_LADDER, Remedy
 from healer.text import Said, no_words
 
-if TYPE_CHECKING:  # the command line loads these nouns, and no numpy
+if TYPE_CHECKING:  # the command line loads these types, but no numpy
     import numpy as np
     from numpy.typing import NDArray
 
@@ -41,7 +41,7 @@ class Scope(StrEnum):
     device_part = "device_part"
 
 
-#: Of these no series names a node.
+#: In these scopes, no series names a node.
 OF_DEVICES = frozenset({Scope.device, Scope.device_part})
 
 
@@ -148,7 +148,7 @@ class UnknownSeries(msgspec.Struct, frozen=True, kw_only=True):
     example: dict[str, Any] = {}
 
 
-#: Who sent what an earlier version stored, which kept no sender: taken for a relay.
+#: The sender of data stored by an earlier version, which kept none: treated as a relay.
 UNNAMED_SENDER = "an unnamed sender"
 
 
@@ -169,12 +169,12 @@ class Report(msgspec.Struct, frozen=True, eq=False, gc=False):
     relayed_by: str = ""
 
 
-#: What a rank does that has ended no step for a while: computes, waits in a collective, is between two steps,
-#: or saves or evaluates, as its program says itself.
+#: Activity of a rank that has ended no step for a while: computes, waits in a collective, is between two
+#: steps, or saves or evaluates, as reported by its program.
 DOING = ("compute", "collective", "between", "checkpoint", "evaluation")
 
 
-# Wide: columns of one table: a row of it is one step of one rank.
+# Wide: columns of one table: a row is one step of one rank.
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBatch:
     """Step times of one job and one of its lives, from one sender.

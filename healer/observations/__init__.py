@@ -1,4 +1,4 @@
-"""Observations to the picture of now, and windows of samples."""
+"""From observations to the present picture, and to windows of samples."""
 
 from healer.observations.fault_history import GpuMap
 from healer.observations.node_picture import NodePicture

@@ -1,4 +1,4 @@
-"""The alerts of other systems that fire. State owned by its caller."""
+"""Firing alerts of other systems. The state is owned by the caller."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -7,20 +7,20 @@ from datetime import datetime
 
 from healer.model import Component, Observation
 
-#: Alerts of one cluster that are kept, and of one node: no node's sender pushes out the alerts of others.
-#: Beyond that an ended one goes first, else the oldest.
+#: Limits on the alerts kept per cluster and per node, so that one node's sender does not push out the alerts
+#: of others. Beyond a limit an ended alert is dropped first, otherwise the oldest.
 ALERTS_MAX, OF_NODE_MAX = 20_000, 100
 
-#: (cluster, node, switch, gpu, pci, nic, device, fingerprint). The sender chooses the fingerprint: alone it
-#: would let one node's sender end another node's alert.
+#: (cluster, node, switch, gpu, pci, nic, device, fingerprint). The sender chooses the fingerprint: on its own
+#: it would let one node's sender end another node's alert.
 _Key = tuple[str, str | None, str | None, int | None, str | None, str | None, str | None, str]
 
 
 @dataclass(slots=True)
 class HeardAlert:
-    """One alert by its fingerprint. `digest` is that of the first report, by which evidence knows it.
+    """One alert by its fingerprint. `digest` is that of the first report, which evidence refers to.
 
-    `rule` is noted by its reader: the entry of the rules of `rules_version` that takes it.
+    `rule` is set by the reader: the matching entry of the rules of `rules_version`.
     """
 
     seen: Observation
@@ -35,23 +35,24 @@ class HeardAlert:
 
 
 class Alerts:
-    """By place and fingerprint."""
+    """Alerts by place and fingerprint."""
 
     def __init__(self) -> None:
-        #: Those that are not forgotten, ended ones included.
+        #: Remembered alerts, including ended ones.
         self.heard: OrderedDict[_Key, HeardAlert] = OrderedDict()
-        #: Those of each node, and those that have ended: the oldest first.
+        #: Alerts of each node, and ended alerts, oldest first.
         self._of_node: dict[str, dict[_Key, None]] = {}
         self._over: OrderedDict[_Key, None] = OrderedDict()
-        #: (fault, place) that firing alerts support, by the last look. An incident of theirs that is not here
-        #: has ended.
+        #: (fault, place) that firing alerts support, as of the last look. An incident of theirs that is not
+        #: listed here has ended.
         self.standing: frozenset[tuple[str, Component]] = frozenset()
 
     def take(self, seen: Observation) -> None:
-        """One report. A repeated one, or one about a time that is over, changes nothing.
+        """Processes one report. A repeat, or a report about a time that is over, changes nothing.
 
-        Alertmanager keeps the earliest beginning when it merges two reports of one alert, so what it repeats
-        or resolves may have begun before what was heard: it is the same alert as long as its end says so.
+        Alertmanager keeps the earliest start when it merges two reports of one alert, so a repeated or
+        resolved alert may have started before the one we know: it is the same alert as long as its end says
+        so.
         """
         key = _key(seen)
         begun = datetime.fromisoformat(str(seen.data["starts_at"]))
@@ -69,7 +70,7 @@ class Alerts:
                 self._over[key] = None
             return
         same = before is not None and begun == before.begun_at
-        # The newest comes last: it is dropped last.
+        # The newest goes to the end, so that it is dropped last.
         self._drop(key)
         self.heard[key] = HeardAlert(
             seen=seen if before is None or not ended else before.seen,
@@ -106,12 +107,12 @@ class Alerts:
         return (alert for alert in self.heard.values() if not alert.ended)
 
     def forget(self, alerts: Iterable[HeardAlert]) -> None:
-        """They count as ended, although no end was reported."""
+        """Treats these alerts as ended, although no end was reported."""
         for alert in alerts:
             self._drop(_key(alert.seen))
 
     def note_reported(self, digests: Iterable[str], now: datetime) -> None:
-        """A walk has taken these in."""
+        """Records that a walk has processed these alerts."""
         wanted = set(digests)
         for alert in self.heard.values():
             if alert.digest in wanted:

@@ -1,7 +1,7 @@
 """Which row of an array is which part of the fleet, and what each row belongs to.
 
-Rows are given once and never move, so that arrays of two moments fit each other. Only a job's row is given to
-another job, an hour after it ended: no window and no hold reaches that far back.
+Rows are assigned once and never move, so that arrays of different moments match. Only a job's row is reused
+for another job, an hour after the job ended: no window and no hold reaches that far back.
 """
 
 import re
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from healer.model import Component, Part, Scope, SlurmJob, SlurmNode, SlurmSnapshot, Topology
 
-#: Rows at most; what comes beyond is dropped and counted.
+#: The most rows; anything beyond is dropped and counted.
 ROWS_MAX = {
     Scope.gpu: 150_000,
     Scope.node: 18_750,
@@ -38,7 +38,7 @@ Ints = NDArray[np.int32]
 
 
 def grown(array: NDArray, length: int, fill: float) -> NDArray:
-    """`array` with room for `length` along its first dimension, doubled so that adding stays cheap."""
+    """`array` with room for `length` along its first dimension; doubled, so that growing stays cheap."""
     if length <= len(array):
         return array
     more = np.full((max(length, 2 * len(array)), *array.shape[1:]), fill, dtype=array.dtype)
@@ -47,11 +47,11 @@ def grown(array: NDArray, length: int, fill: float) -> NDArray:
 
 
 class Axis:
-    """The rows of one scope. `n` are in use. What others may read; only `Axes` adds to it."""
+    """The rows of one scope. `n` are in use. Others read it; only `Axes` adds to it."""
 
     def __init__(self, scope: Scope, most: int, parent: Callable[[Scope, Scope], Ints]) -> None:
         self.scope = scope
-        #: Fewer than `ROWS_MAX` where the windows of so many rows would not fit.
+        #: Fewer than `ROWS_MAX` if the windows of so many rows would not fit.
         self.most = most
         self._parent = parent
         self._components: list[Component] = []
@@ -62,18 +62,18 @@ class Axis:
         return len(self._components)
 
     def components(self) -> Sequence[Component]:
-        """By row. The same list each time, longer when rows appear."""
+        """By row. The same list object each time; it grows as rows appear."""
         return self._components
 
     def row(self, component: Component) -> int | None:
-        """The row of that part. What it knows beyond its scope (PCI address, rank) does not matter."""
+        """The row of that part. Fields beyond its scope (PCI address, rank) are ignored."""
         return self.row_of_key(self.key(component))
 
     def row_of_key(self, key: Hashable) -> int | None:
         return self._rows.get(key)
 
     def parent(self, scope: Scope) -> Ints:
-        """(n,) row on the other axis, -1 where there is none, or it is unknown or not only one.
+        """(n,) row on the other axis; -1 if there is none, or if it is unknown or ambiguous.
 
         Also -1 for all rows of a node that Slurm no longer shows. Valid until the next update or show.
         """
@@ -99,7 +99,8 @@ class Axis:
                 return (where.device, where.part)
 
     def add(self, component: Component, row: int | None = None) -> int | None:
-        """The row of `component`, given now if it has none; None when all are taken. `row`: one to reuse."""
+        """The row of `component`, assigned now if it has none; None when all are taken. `row`: one to
+        reuse."""
         key = self.key(component)
         if key in self._rows:
             return self._rows[key]
@@ -119,17 +120,17 @@ class Axis:
 class Axes:
     """All axes of one cluster, and the tables by which rows find their parents.
 
-    Tables are as long as their axis or longer. `place_nodes` and `place_jobs` fill in what Slurm shows; rows
-    of GPUs and links appear when they are first heard of."""
+    Tables are at least as long as their axis. `place_nodes` and `place_jobs` fill in what Slurm shows; rows
+    of GPUs and links appear when they are first reported."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
         self._axes = {scope: Axis(scope, most, self.parent) for scope, most in ROWS_MAX.items()}
         self._axes[Scope.fabric].add(Component(cluster=cluster))
         self._parents: dict[tuple[Scope, Scope], Ints] = {}
-        #: Counts changes of rows or parents: what was derived from an older one is stale.
+        #: Counts changes of rows or parents: data derived under an older number is stale.
         self.version = 0
-        # By node row. `present`: Slurm shows it (all are, before Slurm showed anything).
+        # By node row. `present`: Slurm shows it (all are, until Slurm has shown anything).
         self.present = np.ones(0, bool)
         self.model = np.full(0, -1, np.int32)
         self.switch = np.full(0, -1, np.int32)
@@ -154,7 +155,7 @@ class Axes:
         self.job_nodes = np.zeros(0, np.int32)
         self.job_gpus = np.zeros(0, np.int32)
         self.job_active = np.zeros(0, bool)
-        #: Names of GPU models, by number: as Slurm has them.
+        #: Names of GPU models, by number, as in Slurm.
         self.models: list[str] = []
         self.shown = False
         #: By row of a part of a device: the row of the device.
@@ -175,7 +176,7 @@ class Axes:
     # --- rows ---
 
     def node(self, name: str) -> int | None:
-        """The node's row, given now if it has none. None: there are too many."""
+        """The node's row, assigned now if it has none. None: there are too many."""
         axis = self._axes[Scope.node]
         row = axis.row_of_key(name)
         if row is not None:
@@ -188,12 +189,13 @@ class Axes:
         return row
 
     def _grow(self, length: int, **fills: float) -> None:
-        """Room for `length` rows in these tables, filled with these values."""
+        """Makes room for `length` rows in these tables, filled with the given values."""
         for table, fill in fills.items():
             setattr(self, table, grown(getattr(self, table), length, fill))
 
     def part(self, part: Part) -> int | None:
-        """The number of a link or port, the same for all nodes. None: not one, or there are too many."""
+        """The number of a link or port, the same for all nodes. None: neither of them, or there are too
+        many."""
         if part.port is None and (part.link is None or part.gpu is None or not 0 <= part.gpu < GPUS_MAX):
             return None
         number = self._parts.get(part)
@@ -215,7 +217,7 @@ class Axes:
         return self._named[number].port or ""
 
     def rows(self, scope: Scope, node: NDArray, part: NDArray) -> Ints:
-        """(m,) rows of these parts of these nodes, given now to those that have none; -1: too many."""
+        """(m,) rows of these parts of these nodes, assigned now to those that have none; -1: too many."""
         if scope in (Scope.node, Scope.device):
             return node
         if scope is Scope.device_part:
@@ -252,7 +254,7 @@ class Axes:
             self.link_row[node, number], self.link_node[row], self.link_part[row] = row, node, number
 
     def device(self, name: str) -> int | None:
-        """The device's row, given now if it has none. None: there are too many."""
+        """The device's row, assigned now if it has none. None: there are too many."""
         axis = self._axes[Scope.device]
         if (row := axis.row_of_key(name)) is None:
             row = axis.add(Component(cluster=self.cluster, device=name))
@@ -260,13 +262,13 @@ class Axes:
         return row
 
     def device_part(self, name: str | None) -> int | None:
-        """The number of a name of parts, the same for all devices. None: not one, or there are too many."""
+        """The number of a part's name, the same for all devices. None: no name, or there are too many."""
         if not name or (name not in self._device_parts and len(self._device_parts) >= DEVICE_PARTS_MAX):
             return None
         return self._device_parts.setdefault(name, len(self._device_parts))
 
     def _rows_of_devices(self, device: NDArray, part: NDArray) -> Ints:
-        """As `rows`. By a table of pairs: few devices have the same parts."""
+        """Like `rows`, but by a table of pairs, because few devices have the same parts."""
         pairs, place = np.unique(device.astype(np.int64) * DEVICE_PARTS_MAX + part, return_inverse=True)
         rows = np.array([self._device_part_rows.get(pair, -1) for pair in pairs.tolist()], np.int32)
         new = np.flatnonzero(rows < 0)
@@ -291,11 +293,12 @@ class Axes:
         return self._axes[Scope.switch].add(Component(cluster=self.cluster, switch=name))
 
     def rack_row(self, name: str) -> int | None:
-        """A rack goes by its name as a device: its own sensors report on the same component."""
+        """The row of a rack, which uses its name as a device: its own sensors report on the same
+        component."""
         return self._axes[Scope.rack].add(Component(cluster=self.cluster, device=name))
 
     def job_row(self, job: str, now: datetime) -> int | None:
-        """The job's row; a row whose job ended an hour ago is used again."""
+        """The job's row; the row of a job that ended an hour ago is reused."""
         axis = self._axes[Scope.job]
         row = axis.row_of_key(job)
         if row is None:
@@ -305,7 +308,7 @@ class Axes:
         return row
 
     def _free_job_row(self, now: datetime) -> int | None:
-        """A row that has waited long enough and whose job did not come back meanwhile."""
+        """A row that has waited long enough and whose job has not come back."""
         while self._ended and now - self._ended[0][0] >= JOB_ROW_KEPT:
             _, row = self._ended.popleft()
             if not self.job_active[row]:
@@ -313,7 +316,7 @@ class Axes:
         return None
 
     def jobs_active(self, rows: Sequence[int], now: datetime) -> None:
-        """These jobs hold nodes now, no others."""
+        """Sets the jobs that hold nodes now."""
         active = np.zeros(len(self.job_active), bool)
         active[list(rows)] = True
         ended = np.flatnonzero(self.job_active & ~active).tolist()
@@ -362,7 +365,7 @@ class Axes:
         return np.full(n, -1)
 
     def _of_node(self, node: NDArray, to: Scope) -> NDArray:
-        """What the node itself belongs to."""
+        """The rows that the node itself belongs to."""
         shown = self.present[node]
         match to:
             case Scope.node:
@@ -376,7 +379,7 @@ class Axes:
         return np.where(shown, parent, -1)
 
     def _of_node_part(self, node: NDArray, gpu: NDArray, to: Scope) -> NDArray:
-        """What a GPU, an NVLink or (with `gpu` -1) a port belongs to."""
+        """The rows that a GPU, an NVLink or (with `gpu` -1) a port belongs to."""
         if to is Scope.gpu:
             return np.where(self.present[node] & (gpu >= 0), self.gpu_row[node, gpu], -1)
         if to is Scope.job:
@@ -384,7 +387,7 @@ class Axes:
         return self._of_node(node, to)
 
 
-#: Tables by node row, but `present`, that are filled with -1.
+#: Tables by node row, except `present`, that are filled with -1.
 _BY_NODE = (
     "model", "switch", "rack", "job", "allocated", "gpu_job", "gpu_allocated", "gpu_row", "link_row",
 )  # fmt: skip
@@ -394,9 +397,9 @@ _SLICE = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
-    """Of one node. `gpus`: GPU index -> row of its job, -1 where two share it. `complete`: the GPUs that are
-    not in `gpus` are known to be idle. `allocated`: number of allocated GPUs, None if Slurm does not report
-    it."""
+    """The load of one node. `gpus`: GPU index -> row of its job, -1 if two share it. `complete`: the GPUs
+    that are not in `gpus` are known to be idle. `allocated`: number of allocated GPUs, None if Slurm does not
+    report it."""
 
     gpus: dict[int, int]
     complete: bool
@@ -405,8 +408,8 @@ class NodeLoad(msgspec.Struct, frozen=True):
 
 
 def load_of(node: SlurmNode, jobs: Sequence[SlurmJob], rows: Mapping[str, int]) -> NodeLoad:
-    """Which GPUs of a node are whose. `jobs` hold the node; a job whose GPUs Slurm does not report holds all
-    of them if it is alone there."""
+    """Which GPUs of a node belong to which job. `jobs` hold the node; a job whose GPUs Slurm does not report
+    holds all of them if it is alone there."""
     if not jobs:
         return NodeLoad({}, complete=not node.busy, allocated=None if node.busy else 0)
     alone = rows.get(jobs[0].id, UNKNOWN) if len(jobs) == 1 else UNKNOWN
@@ -422,7 +425,8 @@ def load_of(node: SlurmNode, jobs: Sequence[SlurmJob], rows: Mapping[str, int]) 
 
 
 def place_nodes(axes: Axes, snapshot: SlurmSnapshot, places: Topology) -> None:
-    """Rows for the nodes that Slurm shows, with models, switches and racks; all other nodes are gone."""
+    """Adds rows for the nodes that Slurm shows, with models, switches and racks; all other nodes count as
+    gone."""
     axes.shown = True
     axes.present[:] = False
     model_of = {model: number for number, model in enumerate(axes.models)}
@@ -448,7 +452,7 @@ def _row_of(give: Callable[[str], int | None], name: str) -> int:
 
 
 def place_jobs(axes: Axes, snapshot: SlurmSnapshot) -> dict[int, NodeLoad]:
-    """Who holds what, into the tables; the load by node row."""
+    """Enters into the tables which job holds what; returns the load by node row."""
     rows: dict[str, int] = {}
     for job in snapshot.jobs.values():
         if job.active and (row := axes.job_row(job.id, snapshot.taken_at)) is not None:
@@ -479,7 +483,7 @@ def place_jobs(axes: Axes, snapshot: SlurmSnapshot) -> dict[int, NodeLoad]:
 
 
 def _measure_jobs(axes: Axes, snapshot: SlurmSnapshot, rows: Mapping[str, int]) -> None:
-    """How large each job is, and the one switch below which all of it runs."""
+    """Sets the size of each job, and the one switch below which all of it runs."""
     axes.job_nodes[:] = axes.job_gpus[:] = 0
     axes.job_switch[:] = UNKNOWN
     for job_id, row in rows.items():

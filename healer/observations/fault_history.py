@@ -1,6 +1,7 @@
 """Faults of each part of a node over the last days, as bursts: for repeats, ladders and automatic closing.
 
-Pure state of its caller's. A walk notes, then keeps: what a walk that failed noted is forgotten (`begin`).
+Pure state, owned by the caller. A walk notes bursts, then keeps them: what a failed walk noted is dropped by
+`begin`.
 """
 
 import re
@@ -23,7 +24,7 @@ _BARE = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPU at one address. `first`, the name by which it was known first, stays as long as the part."""
+    """The GPU at one address. `first`, the name by which it was first known, stays the same for the part."""
 
     uuid: str = ""
     serial: str = ""
@@ -31,12 +32,12 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What the history calls it."""
+        """The part's name in the history."""
         return self.uuid or f"{BY_SERIAL}{self.serial}"
 
 
 def part_named(name: str) -> GpuPart | None:
-    """The part behind a name that was kept; None for what is no name of a GPU."""
+    """The part behind a stored name; None if it is not the name of a GPU."""
     if name.startswith(BY_UUID):
         return GpuPart(uuid=name, first=name)
     if name.startswith(BY_SERIAL):
@@ -45,7 +46,7 @@ def part_named(name: str) -> GpuPart | None:
 
 
 def reported_part(uuid: str, serial: str) -> GpuPart | None:
-    """The part that a node reports; None where it reports neither. Words such as N/A are no UUID."""
+    """The part that a node reports; None if it reports neither. Words such as N/A are no UUID."""
     if _BARE.fullmatch(uuid):
         uuid = f"{BY_UUID}{uuid.lower()}"
     uuid = uuid if uuid.startswith(BY_UUID) else ""
@@ -55,26 +56,26 @@ def reported_part(uuid: str, serial: str) -> GpuPart | None:
 
 
 def is_another(before: GpuPart, now: GpuPart) -> bool:
-    """Whether they are two GPUs, for certain."""
+    """Whether they certainly are two GPUs."""
     if before.uuid and now.uuid:
         return before.uuid != now.uuid
     return bool(before.serial and now.serial) and before.serial != now.serial
 
 
 def merge_part(before: GpuPart, now: GpuPart) -> GpuPart:
-    """All that is known of one GPU; the latest report wins."""
+    """Everything known about one GPU; the latest report wins."""
     return GpuPart(uuid=now.uuid or before.uuid, serial=now.serial or before.serial, first=before.first)
 
 
 def jobs_by_gpu(snapshot: SlurmSnapshot, node: str) -> dict[int, str]:
-    """GPU index -> the job that holds it, as far as Slurm shows. A PCI address gets its index by `GpuMap`."""
+    """GPU index -> the job that holds it, as far as Slurm shows. `GpuMap` maps a PCI address to its index."""
     return {index: job.id for job in snapshot.jobs_on(node) for index in job.gpus.get(node, ())}
 
 
 class GpuMap:
-    """PCI address -> index on one node, learned from the node's signals.
+    """PCI address -> index on one node, learnt from the node's signals.
 
-    Three sources, the strongest first: an inventory the node sends with its heartbeat; the site's topology
+    Three sources, strongest first: an inventory that the node sends with its heartbeat; the site's topology
     file, by GPU model; the complete set of identity lines of one boot, in PCI order (the order in which
     nvidia-smi and Slurm's autodetection count). An incomplete set is not used: a wrong index would requeue
     the wrong job."""
@@ -93,7 +94,7 @@ class GpuMap:
     def inventory(self, gpus: Sequence[Mapping[str, object]], boot_id: str | None = None) -> None:
         """The node's own list: `[{"index": 0, "pci": "0000:18:00", "uuid": "GPU-…"}, …]`.
 
-        A list of the same boot that only lacks some is not taken: a lost GPU is missing from it, and the
+        A list of the same boot that only lacks some GPUs is ignored: a lost GPU is missing from it, and the
         indexes of the others may have shifted, while Slurm's have not.
         """
         listed = {
@@ -107,10 +108,11 @@ class GpuMap:
             self._list(listed)
 
     def heard(self, gpus: Sequence[Mapping[str, object]], renewed_at: datetime | None = None) -> None:
-        """From the labels of telemetry: it may be some of the node's GPUs, and says nothing of the rest.
+        """From the labels of telemetry, which may name only some of the node's GPUs and says nothing about
+        the rest.
 
-        The first index of each GPU since the last boot or repair counts: an exporter that starts again after
-        a GPU was lost numbers the others afresh, while Slurm does not.
+        The first index of each GPU since the last boot or repair counts: an exporter that restarts after a
+        GPU was lost renumbers the others, while Slurm does not.
         """
         if renewed_at != self._renewed_at:
             self._renewed_at, self._settled = renewed_at, set()
@@ -133,7 +135,7 @@ class GpuMap:
         self._seen[pci] = uuid
 
     def address(self, gpu: int | None) -> str | None:
-        """The PCI address of the GPU with this index, where the node has reported it."""
+        """The PCI address of the GPU with this index, if the node has reported it."""
         return next((pci for pci, index in self._inventory.items() if index == gpu), None)
 
     def is_seen(self, pci: str, boot_id: str) -> bool:
@@ -142,7 +144,7 @@ class GpuMap:
         return named or (self._listed == boot_id and pci in self._inventory)
 
     def index(self, pci: str, *, expected: int, from_topology: Sequence[str] = ()) -> int | None:
-        """Index of the GPU at `pci`, None when it is not known. `expected`: GPUs that Slurm configures."""
+        """Index of the GPU at `pci`, None if unknown. `expected`: GPUs that Slurm configures."""
         if pci in self._inventory:
             return self._inventory[pci]
         if pci in from_topology:
@@ -152,18 +154,18 @@ class GpuMap:
         return None
 
 
-#: Older bursts are not used any more: the longest look back is that for lemons.
+#: Older bursts are no longer used: the longest look-back is that for lemons.
 KEPT = timedelta(days=7)
-#: Lines so close together are one event (a.4 of the facts, as NVSentinel joins them).
+#: Lines this close together are one event (a.4 of the facts, as NVSentinel joins them).
 GAP = timedelta(minutes=3)
 #: A part that is gone or hangs repeats its fault whenever it is used.
 STICKY_GAP = timedelta(hours=3)
 #: A measured fault is reported every 5 min while it lasts.
 MEASURED_GAP = timedelta(minutes=6)
-#: A root explains what comes so shortly before it, and after it.
+#: A root explains what comes this shortly before it, and after it.
 NEAR = timedelta(seconds=30)
 
-#: Of jobs and users, of units, and of bursts of one fault on one part, and of one node.
+#: Limits on jobs and users, on units, on bursts of one fault on one part, and on bursts of one node.
 PEOPLE_KEPT = 16
 UNITS_KEPT = 8
 BURSTS_KEPT = 64
@@ -171,9 +173,9 @@ NODE_KEPT = 1000
 JOBS_KEPT = 50_000
 ROOTS_KEPT = 32
 
-#: Prefix of the fault of a burst that marks: a person has settled the fault behind it, up to then.
+#: Prefix of the fault of a marker burst: a person has settled the fault behind it, up to that time.
 SETTLED = "settled:"
-#: Keeps lines of one moment in the order in which they came.
+#: Keeps lines of the same moment in the order in which they came.
 _NEXT = timedelta(microseconds=1)
 ONE_MOMENT = timedelta(milliseconds=1)
 _RANK = {FaultClass.degraded: 1, FaultClass.fatal: 2}
@@ -182,7 +184,8 @@ Key = tuple[str, str]
 
 
 class Noted(msgspec.Struct, frozen=True, kw_only=True):
-    """One line or finding, as the history takes it. `at` is by our clock; `part` is from `History.part`."""
+    """One line or finding, as input of the history. `at` is by our clock; `part` comes from
+    `History.part`."""
 
     node: str
     part: str
@@ -203,7 +206,7 @@ class Noted(msgspec.Struct, frozen=True, kw_only=True):
         return MEASURED_GAP if self.measured else GAP
 
 
-# Wide: one record of bursts, and each question that incidents, repeats and ladders ask of it.
+# Wide: one record of bursts, and each query that incidents, repeats and ladders make of it.
 class History:
     """Bursts of one cluster by node, part and fault."""
 
@@ -214,14 +217,14 @@ class History:
         self._gpus: dict[tuple[str, str], GpuPart] = {}
         #: How often `gpus` has changed.
         self.gpu_changes = 0
-        #: What this walk has changed, whole, until it is kept.
+        #: What this walk has changed, in full, until it is kept.
         self._fresh: dict[str, dict[Key, tuple[FaultBurst, ...]]] = defaultdict(dict)
         self._fresh_gpus: dict[tuple[str, str], GpuPart] = {}
         self._changed: dict[tuple[str, Key], dict[datetime, FaultBurst]] = defaultdict(dict)
         self._last: dict[tuple[str, str], tuple[str, datetime]] = {}
-        #: (job, fault) -> where it occurred; two places are enough to know that it occurred at several.
+        #: (job, fault) -> where it occurred; two places are enough to know that there are several.
         self._places: dict[tuple[str, str], set[tuple[str, str]]] = {}
-        #: Job -> hardware faults of its nodes: class, begin and end.
+        #: Job -> hardware faults of its nodes: class, beginning and end.
         self._roots: dict[str, dict[tuple[str, Key, datetime], FaultBurst]] = {}
         self._placed: dict[str, set[tuple[str, Key]]] = defaultdict(set)
         #: UUID or serial number of a GPU -> the nodes on which it had a fault.
@@ -230,11 +233,11 @@ class History:
     # --- keeping ----------------------------------------------------------------------------------------
 
     def load(self, bursts: Iterable[FaultBurst]) -> None:
-        """After a restart: what was kept before."""
+        """After a restart: restores the stored bursts."""
         for burst in sorted(bursts, key=lambda burst: (burst.last_at, burst.began_at)):
             if burst.pci and (part := part_named(burst.part)) is not None:
                 if burst.fault == REPLACED and self._part_at(burst.node, burst.pci) is None:
-                    # Another GPU was there before: what is kept under the address alone is that one's.
+                    # Another GPU was there before: bursts stored only under the address belong to that one.
                     self._fresh_gpus[burst.node, burst.pci] = part
                 else:
                     self._learn(burst.node, burst.pci, part)
@@ -249,11 +252,11 @@ class History:
         self.gpu_changes += 1
 
     def begin(self) -> None:
-        """A new walk: what the last one noted and did not keep is dropped."""
+        """Begins a walk: drops what the last one noted and did not keep."""
         self._fresh, self._changed, self._fresh_gpus = defaultdict(dict), defaultdict(dict), {}
 
     def keep(self) -> None:
-        """The walk's transaction is committed."""
+        """Called once the walk's transaction is committed."""
         for node, fresh in self._fresh.items():
             self._nodes[node] |= fresh
             self._bound(node)
@@ -262,25 +265,25 @@ class History:
         self.begin()
 
     def gpus(self) -> list[tuple[str, str, str]]:
-        """(node, PCI address, name) of the GPUs that nodes have listed; each keeps its first name for as long
-        as it is there. From any thread."""
+        """(node, PCI address, name) of the GPUs that nodes have listed; each keeps its first name while it is
+        there. May be called from any thread."""
         return [(node, pci, part.first) for (node, pci), part in list(self._gpus.items())]
 
     @property
     def changed(self) -> list[FaultBurst]:
-        """The rows that this walk has to write."""
+        """The rows that this walk must write."""
         return [burst for bursts in self._changed.values() for burst in bursts.values()]
 
     @property
     def touched(self) -> list[tuple[Key, FaultBurst]]:
-        """The bursts that this walk began or extended, by the part they belong to now."""
+        """The bursts that this walk began or extended, by their present part."""
         return [(key, burst) for (_, key), bursts in self._changed.items() for burst in bursts.values()]
 
     # --- parts ------------------------------------------------------------------------------------------
 
     def part(self, where: Component, pci: str | None = None) -> str:
-        """The part of the node that it is about; `pci`: the address of its GPU, where the component has
-        none."""
+        """The part of the node that the component is about; `pci`: the address of its GPU, if the component
+        has none."""
         pci = where.pci or pci
         if where.switch:
             return where.switch
@@ -291,7 +294,7 @@ class History:
         return f"gpu{where.gpu}" if where.gpu is not None else ""
 
     def gpu_at(self, node: str, pci: str) -> str | None:
-        """The part at an address, by its UUID or else its serial number; None if it was never reported."""
+        """The part at an address, by its UUID or else its serial number; None if never reported."""
         part = self._part_at(node, pci)
         return part.name if part is not None else None
 
@@ -306,8 +309,8 @@ class History:
     def identify(
         self, node: str, pci: str, uuid: str, at: datetime, boot_id: str | None = None, serial: str = ""
     ) -> None:
-        """The node reported which GPU is at an address. Another than before is a new part, which starts
-        clean; bursts kept under the address or the serial number alone belong to this GPU."""
+        """The node reported which GPU is at an address. A different one than before is a new part, which
+        starts clean; bursts stored only under the address or the serial number belong to this GPU."""
         part = reported_part(uuid, serial)
         if part is not None and self._learn(node, pci, part):
             where = Component(cluster=self.cluster, node=node, pci=pci)
@@ -324,7 +327,7 @@ class History:
             )
 
     def _learn(self, node: str, pci: str, part: GpuPart) -> bool:
-        """True where another GPU was known there."""
+        """True if another GPU was known there."""
         before = self._part_at(node, pci)
         if before is not None and is_another(before, part):
             self._fresh_gpus[node, pci] = part
@@ -348,7 +351,7 @@ class History:
                 self._index(burst, now)
 
     def _whole(self, node: str, part: str, pci: str | None) -> str:
-        """The part's present name: bursts kept under an address or a serial number belong to the GPU
+        """The part's present name: bursts stored under an address or a serial number belong to the GPU
         there."""
         gpu = self._part_at(node, pci) if pci else None
         if gpu is None:
@@ -358,7 +361,7 @@ class History:
     # --- noting -----------------------------------------------------------------------------------------
 
     def note(self, new: Noted) -> FaultBurst:
-        """Counts it to the burst it belongs to, or begins one."""
+        """Adds it to the burst that it belongs to, or begins a new one."""
         at = self._in_order(new)
         key = (new.part, new.fault)
         bursts = self._of(new.node, key)
@@ -400,8 +403,8 @@ class History:
         return burst
 
     def place(self, node: str, part: str, fault: str, incident: str, is_over: Callable[[str], bool]) -> None:
-        """The walk has put these bursts into an incident. `is_over`: an incident that has ended; what comes
-        after that is another event, however near."""
+        """Records the incident of these bursts. `is_over`: whether an incident has ended; anything after that
+        is another event, however near."""
         key = (part, fault)
         before = {burst.began_at: burst for burst in self._nodes.get(node, {}).get(key, ())}
         for began, burst in list(self._changed.get((node, key), {}).items()):
@@ -422,7 +425,7 @@ class History:
                 self._put(node, key, bursts, placed)
 
     def _in_order(self, new: Noted) -> datetime:
-        """Its time, a microsecond later where another fault of the part occurred at the same one."""
+        """Its time, a microsecond later if another fault of the part occurred at the same time."""
         where = (new.node, new.part)
         fault, at = self._last.get(where, ("", new.at - _NEXT))
         moment = new.at
@@ -454,7 +457,7 @@ class History:
                 del index[next(iter(index))]  # pyright: ignore[reportArgumentType]
 
     def _bound(self, node: str) -> None:
-        """Old bursts go, and of a node with too many its oldest: once a walk, however many it noted."""
+        """Drops old bursts, and the oldest of a node with too many: once per walk, however many it noted."""
         by_key = self._nodes[node]
         ends = sorted(
             (burst.last_at, key, n) for key, bursts in by_key.items() for n, burst in enumerate(bursts)
@@ -475,7 +478,7 @@ class History:
         return fresh if fresh is not None else self._nodes.get(node, {}).get(key, ())
 
     def of(self, node: str, part: str, fault: str) -> tuple[FaultBurst, ...]:
-        """Bursts of one fault on one part, the oldest first."""
+        """Bursts of one fault on one part, oldest first."""
         return self._of(node, (part, fault))
 
     def on(self, node: str, part: str | None = None) -> Iterator[tuple[Key, FaultBurst]]:
@@ -487,16 +490,17 @@ class History:
                     yield key, burst
 
     def of_part(self, node: str, part: str) -> Iterator[tuple[Key, FaultBurst]]:
-        """All bursts of a part; of a GPU known by its own name also those on nodes where it was before."""
+        """All bursts of a part; for a GPU known by its own name, including those on nodes where it was
+        before."""
         for home in (node, *sorted(self._homes.get(part, set()) - {node})):
             yield from self.on(home, part)
 
     def nodes(self) -> list[str]:
-        """The nodes of which something was noted."""
+        """The nodes with recorded bursts."""
         return sorted({*self._nodes, *self._fresh})
 
     def placed_in(self, incident: str) -> list[tuple[str, FaultBurst]]:
-        """The bursts that went into an incident, each with its part."""
+        """The bursts of an incident, each with its part."""
         return [
             (key[0], burst)
             for node, key in sorted(self._placed.get(incident, ()))
@@ -510,7 +514,7 @@ class History:
         return all(places <= {(burst.node, part)} for places in places_of)
 
     def incidents_of(self, jobs: Iterable[str], fault: str, at: datetime) -> Iterator[str]:
-        """Incidents that took the same fault of one of these jobs at about this time."""
+        """Incidents with the same fault of one of these jobs at about this time."""
         for job in jobs:
             for node, part in sorted(self._places.get((job, fault), ())):
                 for burst in self._of(node, (part, fault)):
@@ -518,7 +522,7 @@ class History:
                         yield burst.incident
 
     def roots_of(self, jobs: Iterable[str], since: datetime, until: datetime) -> Iterator[str]:
-        """Where faults of hardware were put that hit one of these jobs in this time."""
+        """Incidents of the hardware faults that hit one of these jobs in this time."""
         for job in jobs:
             for root in self._roots.get(job, {}).values():
                 if root.incident is not None and root.began_at <= until and since <= root.last_at:
@@ -544,7 +548,7 @@ def _begin(burst: FaultBurst) -> tuple[datetime, datetime]:
 
 
 def _continues(burst: FaultBurst, at: datetime, new: Noted) -> bool:
-    """Another boot is another event, however near."""
+    """Whether the burst goes on; another boot is another event, however near."""
     boots = {burst.boot_id, new.boot_id} - {None}
     return len(boots) < 2 and burst.began_at - new.gap <= at <= burst.last_at + new.gap
 

@@ -1,7 +1,9 @@
-"""Which relays sent the figures of each node of late: what rests on them is no node's own word (law 2).
+"""Which relays recently sent the figures of each node: a conclusion from them is not the node's own report
+(law 2).
 
-Kept for each signal of a node, not for each sample: a node's GPUs are reported together. A figure of its own
-exporter does not hide that a relay sent one before: that is in the windows until they have passed.
+Stored per signal of a node, not per sample, because a node's GPUs are reported together. A figure from the
+node's own exporter does not hide an earlier one from a relay, which stays in the windows until they have
+passed.
 """
 
 from collections.abc import Iterable
@@ -11,29 +13,30 @@ from numpy.typing import NDArray
 
 from healer.observations.rings import WINDOW_S, larger
 
-#: What lies between the names of relays of which any may have said it.
+#: Separator between the names of relays, any of which may be the sender.
 OR = " or "
-#: Relays that are named together, and sets of them that have numbers: more are `SEVERAL`.
+#: Limits on relays named together, and on numbered sets of them: anything beyond is `SEVERAL`.
 NAMED_MOST, SETS_MOST = 4, 4096
 SEVERAL = "several senders"
-#: A relay that sends the figures of so many nodes can shift what the others are compared with.
+#: A relay that sends the figures of this many nodes can shift the level that the others are compared with.
 SHIFTS_PEERS = 0.25
 
 
 def names_in(senders: Iterable[str]) -> set[str]:
-    """The relays that these name, each by itself."""
+    """The individual relays in these names."""
     return {name for sender in senders for name in sender.split(OR) if name}
 
 
 def either_of(senders: Iterable[str]) -> str:
-    """The relays of which one said it, as one name; empty if all of it is the nodes' own."""
+    """The relays, one of which is the sender, as one name; empty if everything came from the nodes
+    themselves."""
     names = sorted(names_in(senders))
     return OR.join(names) if len(names) <= NAMED_MOST and SEVERAL not in names else SEVERAL
 
 
 class FigureSenders:
-    """Of nodes: by ring, signal and row, the relays that sent it in the quarter of an hour of the last sample
-    by any, and in the one before: who sends no more is forgotten after two."""
+    """By ring, signal and node row: the relays that sent it in the quarter of an hour of the latest sample
+    from anyone, and in the one before. A relay that stops sending is forgotten after two."""
 
     def __init__(self) -> None:
         self._names = [""]
@@ -49,7 +52,7 @@ class FigureSenders:
         return sum(array.nbytes for array in arrays)
 
     def number(self, sender: str) -> int:
-        """0: the node itself, or our scraper."""
+        """0: the node itself, or healer's scraper."""
         found = self._numbers.get(sender)
         if found is None:
             if len(self._names) >= SETS_MOST and sender != SEVERAL:
@@ -59,7 +62,7 @@ class FigureSenders:
         return found
 
     def put(self, ring: int, signal: NDArray, node: NDArray, by: NDArray, at_s: NDArray) -> None:
-        """Notes who sent samples; the arrays broadcast to one shape. `by`: as `number` gives them."""
+        """Records who sent samples; the arrays broadcast to one shape. `by`: as returned by `number`."""
         if not by.any():
             return
         signal, node, by, at_s = np.broadcast_arrays(signal, node, by, at_s)
@@ -89,12 +92,12 @@ class FigureSenders:
                 numbers[:, node : node + 1][over] = 0
 
     def of(self, ring: int, signal: int | None, node: int, since_s: float) -> set[str]:
-        """Who sent that signal of the node since then; None: any of the ring's."""
+        """The senders of that signal of the node since then; None: of any signal of the ring."""
         fresh = self._fresh(ring, signal, since_s, slice(node, node + 1))
         return {self._names[number] for number in np.unique(np.stack(fresh)).tolist()}
 
     def of_peers(self, ring: int, signal: int, since_s: float, nodes: int) -> set[str]:
-        """Who sent that signal of so many of its `nodes` that it can shift what is usual."""
+        """The senders of that signal for so many of its `nodes` that they can shift the usual level."""
         found: set[str] = set()
         for fresh in self._fresh(ring, signal, since_s, slice(None)):
             numbers, counts = np.unique(fresh, return_counts=True)
@@ -103,7 +106,7 @@ class FigureSenders:
         return found
 
     def _fresh(self, ring: int, signal: int | None, since_s: float, nodes: slice) -> list[NDArray[np.int16]]:
-        """Of both quarters (signals, nodes) numbers of senders, 0 where none is as new as that."""
+        """For both quarters, (signals, nodes) numbers of senders, 0 if none is recent enough."""
         if ring not in self._by:
             return [np.zeros((0, 0), np.int16)]
         signals = slice(None) if signal is None else slice(signal, signal + 1)

@@ -1,4 +1,4 @@
-"""Peers: rows that should look alike, and robust figures over them. No loop over groups anywhere."""
+"""Peers: rows that should look alike, and robust statistics over them. Nothing here loops over groups."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,30 +11,30 @@ from healer.model import Scope
 from healer.observations.axes import Axes
 from healer.text import Said, quoted, say
 
-#: A job is compared within itself if it is at least so large: it does the same work on all its GPUs.
+#: A job of at least this size is compared within itself: it does the same work on all its GPUs.
 JOB_NODES = 4
 JOB_GPUS = 16
-#: Fewer known peers than that say nothing.
+#: With fewer known peers the result is unknown.
 LEAST = 4
-#: A line through peers needs so many, so that one wild one in each outer third moves nothing; it slopes where
-#: they lie apart by so much of their median.
+#: A line through peers needs this many, so that one outlier in each outer third moves nothing; it has a slope
+#: if their `at` differ by this share of the median.
 LEAST_OF_LINE, LEAST_SPAN = 12, 0.05
-#: Nodes of a rack that are compared with each other.
+#: The fewest nodes of a rack that are compared with each other.
 LEAST_OF_RACK = 3
-#: Makes the median absolute deviation of a normal distribution its standard deviation.
+#: Converts the median absolute deviation of a normal distribution to its standard deviation.
 MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """Who is whose peer: `ids` (n,) int32, -1 for none; `labels` by id, in words for people."""
+    """Groups of peers: `ids` (n,) int32, -1 for none; `labels` by id, in words for people."""
 
     ids: NDArray[np.int32]
     labels: Sequence[str] = ()
 
 
 class _Labels(Sequence[str]):
-    """Made when one is read: a fleet has thousands of groups, and a chart shows one."""
+    """Labels, built only when one is read: a fleet has thousands of groups, and a chart shows one."""
 
     def __init__(self, numbers: list[int], words: Callable[[int], Said]) -> None:
         self._numbers, self._words = numbers, words
@@ -53,9 +53,9 @@ class _Labels(Sequence[str]):
 
 
 def peer_median(values: NDArray, groups: Groups, least: int = LEAST) -> NDArray[np.float64]:
-    """(n,) median of the known values of each row's group, the row's own among them.
+    """(n,) median of the known values of each row's group, including the row's own.
 
-    NaN if fewer than `least` are known. A row without a value gets the median of its peers too.
+    NaN if fewer than `least` are known. A row without a value also gets the median of its peers.
     """
     return peer_band(values, groups, (0.5,), least)[0]
 
@@ -75,7 +75,7 @@ def peer_band(
     values = np.asarray(values, np.float64)
     many = len(groups.labels)
     valid = np.flatnonzero((groups.ids >= 0) & ~np.isnan(values))
-    if not len(valid):  # a fleet has few of all the signals that there are
+    if not len(valid):  # a fleet reports only few of all signals
         return [np.full(len(values), np.nan) for _ in quantiles]
     ids, ordered = groups.ids[valid], values[valid]
     # By value, then stably by group: numpy sorts 16-bit integers by radix, in linear time.
@@ -91,21 +91,21 @@ def peer_band(
         low = np.floor(quantile * steps).astype(np.int64)
         part = quantile * steps - low
         below, above = ordered[first + low], ordered[first + np.minimum(low + 1, steps)]
-        of_group = np.full(many + 1, np.nan)  # one more, that rows without peers (-1) read
-        # Not below + (above - below) * part alone: of two equal values it must be that value.
+        of_group = np.full(many + 1, np.nan)  # one more, which rows without peers (-1) read
+        # Not simply below + (above - below) * part: for two equal values the result must be that value.
         of_group[np.flatnonzero(enough)] = np.where(part > 0, below + (above - below) * part, below)
         found.append(of_group[groups.ids])
     return found
 
 
 def peer_line(values: NDArray, at: NDArray, groups: Groups) -> NDArray[np.float64]:
-    """(n,) what each row would have if it lay on the line of `values` over `at` through its group: Tukey's
-    resistant line. Its slope joins the medians of the lowest and the highest third by `at`, its height is the
-    median of what is left; a quarter of the outer thirds may be anything.
+    """(n,) the value each row would have if it lay on the line of `values` over `at` through its group:
+    Tukey's resistant line. Its slope joins the medians of the lowest and the highest third by `at`, its
+    height is the median of the residuals; a quarter of the outer thirds may be outliers.
 
-    NaN where fewer than `LEAST_OF_LINE` are known, and where no peer is near the row's own `at`: further out
-    than the outer thirds' medians lie apart. Where these are closer than `LEAST_SPAN` of the median of `at`,
-    the line is level and reaches so far. J. Tukey, Exploratory Data Analysis, 1977, chapter 10.
+    NaN if fewer than `LEAST_OF_LINE` are known, or if no peer is near the row's own `at`: further away than
+    the distance between the outer thirds' medians. If these are closer than `LEAST_SPAN` of the median of
+    `at`, the line is level and that is its range. J. Tukey, Exploratory Data Analysis, 1977, chapter 10.
     """
     values, at = np.asarray(values, np.float64), np.asarray(at, np.float64)
     both = np.isfinite(values) & np.isfinite(at)
@@ -124,7 +124,7 @@ def peer_line(values: NDArray, at: NDArray, groups: Groups) -> NDArray[np.float6
 
 
 def _outer_thirds(at: NDArray, groups: Groups) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(n,) whether a row is of the lowest, or the highest, third of its group by `at`."""
+    """(n,) whether a row is in the lowest, or in the highest, third of its group by `at`."""
     valid = np.flatnonzero((groups.ids >= 0) & np.isfinite(at))
     ids = groups.ids[valid]
     order = np.lexsort((at[valid], ids))
@@ -143,12 +143,13 @@ def _median_of(values: NDArray, part: NDArray[np.bool_], groups: Groups) -> NDAr
     return peer_median(np.where(part, values, np.nan), groups, LEAST_OF_LINE // 3)
 
 
-# --- who is whose peer ---
+# --- groups of peers ---
 
 
 def groups_of(axes: Axes, scope: Scope) -> Groups:
-    """Peers of a GPU or node: those of its job if that is large, else same model and same load. NVLinks: same
-    model and load; ports: same name and model. Other scopes have none, nor has what is not known."""
+    """Peers of a GPU or node: those of its job if that is large, else those of the same model and load.
+    NVLinks: same model and load; ports: same name and model. Other scopes have no peers, nor do rows of
+    unknown model."""
     n = axes.axis(scope).n
     match scope:
         case Scope.gpu:
@@ -166,8 +167,8 @@ def groups_of(axes: Axes, scope: Scope) -> Groups:
 
 
 def rack_groups_of(axes: Axes, scope: Scope) -> Groups:
-    """Parts in one rack and of one GPU model, in racks of at least `LEAST_OF_RACK` nodes: with two, it cannot
-    be decided which one is unlike the other."""
+    """Parts in one rack with one GPU model, in racks of at least `LEAST_OF_RACK` nodes: with two, it cannot
+    be decided which one is different."""
     n = axes.axis(scope).n
     if scope not in (Scope.gpu, Scope.node, Scope.link):
         return Groups(np.full(n, -1, np.int32))
@@ -202,9 +203,9 @@ def _large(job: NDArray, large: NDArray) -> NDArray:
 
 
 def _model(axes: Axes, node: NDArray) -> NDArray:
-    """(m,) number of the node's GPU model + 1, -1 where it is unknown or the node is gone.
+    """(m,) number of the node's GPU model + 1, -1 if it is unknown or the node is gone.
 
-    0 where Slurm has no model for any node: then all count as alike.
+    0 if Slurm has no model for any node: then all count as alike.
     """
     model = axes.model[node] + 1
     return np.where(axes.present[node] & ((model > 0) | (not axes.models)), model, -1)

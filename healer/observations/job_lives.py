@@ -1,5 +1,5 @@
-"""The lives of jobs as Slurm shows them one look after the other: when each waited, ran and ended, and on how
-many GPUs."""
+"""The lives of jobs, from successive snapshots of Slurm: when each waited, ran and ended, and on how many
+GPUs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ from healer.model.telemetry import StepBatch
 
 
 def changed_lives(snapshot: SlurmSnapshot, before: Mapping[str, LifeSeen]) -> list[LifeSeen]:
-    """Lives that differ from `before`, the newest one of each job. A job is recorded from its first start on:
-    until then it has no GPUs to count."""
+    """Lives that differ from `before`, the newest one of each job. A job is recorded from its first start,
+    because until then it has no GPUs to count."""
     found: list[LifeSeen] = []
     for job in snapshot.jobs.values():
         found += _changed(job, snapshot, before.get(job.id))
@@ -26,7 +26,7 @@ def changed_lives(snapshot: SlurmSnapshot, before: Mapping[str, LifeSeen]) -> li
 
 
 def _gone(life: LifeSeen) -> LifeSeen:
-    """Slurm forgot it: it ended, unseen, after the last look at which Slurm still showed it."""
+    """Slurm forgot it: it ended unseen, after the last query in which Slurm still showed it."""
     return replace(life, ended_at=max(life.seen_at, life.started_at or life.queued_at))
 
 
@@ -54,8 +54,9 @@ def _changed(job: SlurmJob, snapshot: SlurmSnapshot, before: LifeSeen | None) ->
 
 
 def _is_of_another(life: LifeSeen, job: SlurmJob) -> bool:
-    """Of an earlier job of that number: slurmctld lost its state, and counts from the first number again. No
-    life is submitted after its start, and none is followed by one of fewer restarts."""
+    """The life belongs to an earlier job with that number: slurmctld lost its state, and counts from the
+    first number again. No life is submitted after its start, and none is followed by one with fewer
+    restarts."""
     if job.restarts != life.restart or "COMPLETING" in {job.state, *job.flags}:
         return job.restarts < life.restart
     began = life.started_at
@@ -63,7 +64,7 @@ def _is_of_another(life: LifeSeen, job: SlurmJob) -> bool:
 
 
 def _requeued(life: LifeSeen, job: SlurmJob, at: datetime) -> LifeSeen:
-    """Slurm takes the requeue for a new submission: that ended this life."""
+    """Slurm treats the requeue as a new submission, which ended this life."""
     began = life.started_at or life.queued_at
     is_known = job.submit_at is not None and began <= job.submit_at <= at
     ended = job.submit_at if is_known else max(began, life.seen_at)
@@ -71,7 +72,8 @@ def _requeued(life: LifeSeen, job: SlurmJob, at: datetime) -> LifeSeen:
 
 
 def _is_over(job: SlurmJob, at: datetime) -> bool:
-    """Slurm may show a job that completes after a requeue with an end in 2163 (seen on 22.05)."""
+    """Whether the life is over. Slurm may show a job that is completing after a requeue with an end in 2163
+    (seen on 22.05)."""
     ended = job.end_at is not None and job.end_at <= at + CLOCKS_DIFFER
     return ended and job.state not in {"PENDING", "RUNNING", "SUSPENDED"}
 
@@ -83,7 +85,7 @@ def _ran(job: SlurmJob, at: datetime) -> bool:
 
 
 def _as_shown(job: SlurmJob, snapshot: SlurmSnapshot, life: LifeSeen) -> LifeSeen:
-    """The life with what the job shows now; one that ended keeps what it held."""
+    """The life with what the job shows now; an ended one keeps what it held."""
     at, changes = snapshot.taken_at, dict[str, Any](state=job.state, seen_at=snapshot.taken_at)
     if _ran(job, at) and not (life.held and _is_over(job, at)):
         started = life.started_at or job.start_at or at
@@ -108,7 +110,7 @@ def _held(job: SlurmJob, nodes: Mapping[str, SlurmNode], since: datetime) -> Hel
 
 def spare_gpus(job: SlurmJob, nodes: Mapping[str, SlurmNode], batches: Iterable[StepBatch]) -> int | None:
     """GPUs of the job on nodes without a rank. None: unknown, because not every rank reports its node, or
-    there is not one rank for each GPU of the nodes that report."""
+    because there is not one rank per GPU of the reporting nodes."""
     ranks, seen = _ranks(list(batches))
     working = [name for name in job.nodes if name in seen]
     counts = {
@@ -124,7 +126,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 def _ranks(batches: Sequence[StepBatch]) -> tuple[set[int], set[str]]:
-    """Ranks, and the nodes that they report; without a node: an empty name."""
+    """Ranks, and the nodes that they report; a missing node is an empty name."""
     ranks: set[int] = set()
     seen: set[str] = set()
     for batch in batches:
@@ -134,8 +136,8 @@ def _ranks(batches: Sequence[StepBatch]) -> tuple[set[int], set[str]]:
 
 
 def with_spares(life: LifeSeen, spare: int, now: datetime) -> LifeSeen:
-    """The first word on the spares of what a life holds counts for as long as it has held that; later ones
-    from now on."""
+    """The first report about the spares of an allocation counts from its beginning; later ones from now
+    on."""
     if not life.held or life.held[-1].spare == spare:
         return life
     *before, last = life.held

@@ -1,8 +1,7 @@
-"""Marks that jobs leave on nodes: who keeps off a node, and whose jobs failed there. They fade over two
-weeks.
+"""Marks that jobs leave on nodes: who excludes a node, and whose jobs failed there. They fade over two weeks.
 
-A person counts once a day and node, whatever number of jobs they submit: an array of a thousand that fails
-is one mark, and so is its `--exclude`.
+A person counts once per day and node, however many jobs they submit: a failing array of a thousand is one
+mark, and so is its `--exclude`.
 """
 
 import math
@@ -16,9 +15,9 @@ import msgspec
 from healer.model import SlurmJob, SlurmSnapshot
 from healer.model.detection import is_due
 
-#: A mark is worth 1/e of what it was after so many days.
+#: A mark fades to 1/e of its value in this many days.
 FADES_DAYS = 14.0
-#: Slurm's snapshot is looked at so often; it shows a job for five minutes after its end (MinJobAge).
+#: How often the Slurm snapshot is examined; it shows a job for five minutes after its end (MinJobAge).
 LOOK = timedelta(minutes=1)
 #: A mark that has faded to this is forgotten.
 LEAST = 0.02
@@ -28,10 +27,10 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class Marks(msgspec.Struct, kw_only=True):
-    """Of one node, as it was at `at`. `excluded_by`: person -> when they last kept a job off it. Days of
-    people whose jobs on this node alone `ended`, and `failed`; the same of jobs on several nodes, where each
-    node has its share of one; and failures that Slurm blames on a node (NODE_FAIL): this one, or one of
-    several."""
+    """The marks of one node, as of `at`. `excluded_by`: person -> when they last excluded it from a job.
+    Person-days with jobs on this node alone that `ended`, and that `failed`; the same for jobs on several
+    nodes, with an equal share for each; and failures that Slurm blames on a node (NODE_FAIL): this one, or
+    one of several."""
 
     at: datetime
     excluded_by: dict[str, datetime] = {}
@@ -53,7 +52,7 @@ class Marks(msgspec.Struct, kw_only=True):
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """`since` to `today`: as in `JobMarks`; an earlier version kept no more than `since`."""
+    """`since` to `today`: as in `JobMarks`; an earlier version stored no more than `since`."""
 
     since: datetime
     marks: dict[str, Marks]
@@ -63,26 +62,27 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def faded(at: datetime, now: datetime, days: float = FADES_DAYS) -> float:
-    """What a mark of `at` is worth now, 0..1: 1/e after so many days."""
+    """The present value, 0..1, of a mark from `at`: 1/e after this many days."""
     return math.exp(-max(timedelta(0), now - at) / timedelta(days=days))
 
 
 @dataclass(slots=True)
 class JobMarks:
-    """Of one cluster. `own_exclusions`: the nodes of a job's exclusions that healer itself put there."""
+    """The marks of one cluster. `own_exclusions`: the nodes of a job's exclusions that healer itself
+    added."""
 
     own_exclusions: Callable[[SlurmJob], Collection[str]] = lambda _: ()
     marks: dict[str, Marks] = field(default_factory=dict)
     _looked_at: datetime | None = None
-    #: Ended lives that were counted, as long as Slurm shows them; what ended before `_since` was counted too.
+    #: Counted ended lives, as long as Slurm shows them; those that ended before `_since` are counted too.
     _counted: set[tuple[str, int]] = field(default_factory=set)
     _since: datetime = _NEVER
-    #: Who was counted today, by node and what.
+    #: Who was counted today, by node and kind of mark.
     _today: set[tuple[str, str, str]] = field(default_factory=set)
     _day: int = 0
 
     def look(self, slurm: SlurmSnapshot | None, now: datetime) -> None:
-        """Takes in Slurm's picture. Cheap but for once in `LOOK`."""
+        """Processes a Slurm snapshot. Cheap, except once per `LOOK`."""
         if slurm is None or not is_due(self._looked_at, LOOK, now):
             return
         self._looked_at = now
@@ -125,7 +125,7 @@ class JobMarks:
                     self._of(node, now).node_failed += 1 / len(blamed)
 
     def _first(self, node: str, job: SlurmJob, what: str) -> bool:
-        """Whether this person counts for the first time today, there and for that."""
+        """Whether this person counts for the first time today, for that node and kind."""
         key = (node, job.user or job.id, what)
         if key in self._today:
             return False
@@ -161,7 +161,7 @@ class JobMarks:
         return zlib.compress(msgspec.msgpack.encode(kept), 1)
 
     def load(self, packed: bytes) -> None:
-        """ValueError when it is not what `pack` made."""
+        """Raises ValueError if the data was not made by `pack`."""
         try:
             kept = msgspec.msgpack.decode(zlib.decompress(packed), type=_Kept)
         except (zlib.error, msgspec.DecodeError) as error:

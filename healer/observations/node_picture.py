@@ -1,11 +1,11 @@
-"""What is known of one node, and which of its lines are news.
+"""The state of one node as known, and which of its lines are news.
 
-News is not of an earlier boot, nor from before a repair (`NodePicture.is_history`), nor an echo: kernel lines
-that reach healer by several routes are one event (`Echoes`). Digests find the same line where both senders
-know the same of it (boot, sequence number, time). Echoes are found where they do not: a follower names boot
-and sequence number, a relay only the time, a `dmesg` that somebody reads an hour later the uptime or nothing.
-The kernel stamps each record with its uptime in microseconds: that identifies it within a boot. Two lines of
-one sender with different sequence numbers or times stay two events.
+News is neither from an earlier boot or before a repair (`NodePicture.is_history`) nor an echo: kernel lines
+that reach healer by several routes are one event (`Echoes`). Digests find the same line if both senders know
+the same about it (boot, sequence number, time). Echoes are found if they do not: a follower names boot and
+sequence number, a relay only the time, and a `dmesg` read an hour later only the uptime or nothing. The
+kernel stamps each record with its uptime in microseconds, which identifies it within a boot. Two lines of one
+sender with different sequence numbers or times remain two events.
 """
 
 import re
@@ -21,38 +21,38 @@ import msgspec
 from healer.model import Observation, ObservationKind
 from healer.observations.fault_history import GpuMap
 
-#: Lines of one message of the driver come together, also where a shipper sends each by itself.
+#: Lines of one driver message arrive within this time, even if a shipper sends each separately.
 LOSS_WITHIN = timedelta(seconds=10)
 #: A line of an unknown boot that is older than this on arrival is history (product.md, "Hear").
 UNKNOWN_BOOT_MAX_AGE = timedelta(hours=1)
-#: How far a line's lateness may move its host's clock at most, where no heartbeat reports that clock.
+#: How far a line's lateness may correct its host's clock at most, if no heartbeat reports that clock.
 LATENESS_MAX = timedelta(minutes=10)
-#: A sender is silent after three missed beats of its own cadence, and never before this.
+#: A sender is silent after three missed heartbeats at its own interval, and never sooner than this.
 SILENCE_AFTER = timedelta(seconds=30)
-#: Beats needed before a sender has a cadence that it could fail to keep.
+#: Heartbeats needed before a sender has an interval that it could miss.
 BEATS_FOR_CADENCE = 3
-#: A beat that is late by half its cadence and this is overdue.
+#: A heartbeat that is late by half its interval, and by this, is overdue.
 OVERDUE_S = 2.0
-#: Checks of one node that are remembered; a report holds half as many.
+#: Checks remembered per node; a report holds half as many.
 CHECKS_KEPT = 64
 
 
 def late_by(seen: Observation) -> timedelta:
-    """Arrival less the sender's time; exactly zero if the sender gave no time."""
+    """Arrival minus the sender's time; exactly zero if the sender gave no time."""
     late, ahead_s = seen.arrived_at - seen.event_at, seen.data.get("ahead_s")
     return late - timedelta(seconds=ahead_s) if ahead_s else late
 
 
-# Wide: one record for each node, filled by all kinds of signals.
+# Wide: one record per node, filled by all kinds of signals.
 @dataclass
 class NodePicture:
-    """What is known of one node. `cleared_at`: a resume, reset or repair; older lines are history.
-    `booted_at`: by our clock, when another boot than the known one was first heard of."""
+    """The state of one node as known. `cleared_at`: a resume, reset or repair; older lines are history.
+    `booted_at`: by our clock, when a boot other than the known one was first reported."""
 
     name: str
     boot_id: str | None = None
     boot_heard_at: datetime | None = None
-    #: When this boot was heard of first, by our clock.
+    #: When this boot was first reported, by our clock.
     boot_since: datetime | None = None
     old_boots: set[str] = field(default_factory=set)
     cleared_at: datetime | None = None
@@ -61,35 +61,35 @@ class NodePicture:
     #: When it was heard again after its last silence.
     back_at: datetime | None = None
     gpus: GpuMap = field(default_factory=GpuMap)
-    #: Arrival less the sender's own time: of the last heartbeats, and the least of any line of this boot.
+    #: Arrival minus the sender's own time: of the last heartbeats, and the least of any line of this boot.
     beats_late: deque[timedelta] = field(default_factory=lambda: deque(maxlen=9))
     line_late: timedelta | None = None
-    #: What it reported of itself (`healer.model.FACTS`), and when any of it changed last.
+    #: The node's own facts (`healer.model.FACTS`), and when any of them last changed.
     facts: dict[str, str] = field(default_factory=dict)
     facts_at: datetime | None = None
-    #: The picture's nodes of which something is to be stored.
+    #: The picture's set of nodes with changes to store.
     changed: set[str] = field(default_factory=set, repr=False)
-    #: When this boot was heard of last, and the one before, both by our clock; and the picture's nodes that
-    #: have just booted.
+    #: When this boot was last reported, and the one before, both by our clock; and the picture's set of nodes
+    #: that have just booted.
     last_heard_at: datetime | None = None
     old_boot_heard_at: datetime | None = None
     booted: set[str] = field(default_factory=set, repr=False)
-    #: Checks of the node's own hooks: when last made, by its clock, and if passed when that arrived.
+    #: Checks by the node's own hooks: when last made, by its clock, and, if passed, when that arrived.
     checks: dict[str, tuple[datetime, datetime | None]] = field(default_factory=dict)
-    #: The address in the first line of a GPU's loss, and when it came: the line that reports the loss may
-    #: lack it.
+    #: The address in the first line of a GPU's loss, and when it came, because the line that reports the loss
+    #: may lack it.
     loss_at: tuple[str, datetime] | None = None
-    #: `cadence_s` since the last beat; None: not looked at yet.
+    #: `cadence_s` since the last heartbeat; None: not computed yet.
     _cadence_s: float | None = field(default=None, repr=False)
 
     @property
     def renewed_at(self) -> datetime | None:
-        """Older measurements no longer count: the last repair, return to service or boot."""
+        """The last repair, return to service or boot: older measurements no longer count."""
         return max((at for at in (self.cleared_at, self.booted_at) if at is not None), default=None)
 
     @property
     def boot(self) -> str | None:
-        """Names the present boot: by the id that its senders give, else by Slurm's BootTime."""
+        """Identifies the present boot: by the id from its senders, else by Slurm's BootTime."""
         return self.boot_id or (f"{self.booted_at}" if self.booted_at is not None else None)
 
     def beat(self, at: datetime) -> None:
@@ -100,21 +100,21 @@ class NodePicture:
             self._cadence_s = None
 
     def _was_away(self, until: datetime) -> bool:
-        """Whether two beats are missing: too few to call it silent, and enough to show that its place was in
-        trouble."""
+        """Whether two heartbeats are missing: too few to call the node silent, but enough to show that its
+        place had problems."""
         if len(self.beats) < BEATS_FOR_CADENCE:
             return False
         gap = until - self.beats[-1]
         return gap > SILENCE_AFTER and gap.total_seconds() > 2.5 * self.cadence_s
 
     def is_overdue(self, now: datetime) -> bool:
-        """Whether its next beat is late, though it is not silent yet."""
+        """Whether its next heartbeat is late, although it is not silent yet."""
         if len(self.beats) < BEATS_FOR_CADENCE:
             return False
         return (now - self.beats[-1]).total_seconds() > 1.5 * self.cadence_s + OVERDUE_S
 
     def keeps_cadence(self, now: datetime) -> bool:
-        """Whether it is heard, and has been for so long since it came back that a silence would have
+        """Whether it sends, and has been sending long enough since it came back that a silence would have
         shown."""
         if not self.beats or self.silent_since(now) is not None:
             return False
@@ -122,23 +122,24 @@ class NodePicture:
 
     @property
     def cadence_s(self) -> float:
-        """Seconds between its last beats; there are two at least."""
+        """Seconds between its last heartbeats; there are at least two."""
         if self._cadence_s is None:
             self._cadence_s = median((b - a).total_seconds() for a, b in pairwise(self.beats))
         return self._cadence_s
 
     @property
     def missed_at(self) -> datetime:
-        """When it is silent, unless it is heard before; it has a cadence."""
+        """When it becomes silent, unless it sends before; it has an interval."""
         return self.beats[-1] + self._missed_after()
 
     def _missed_after(self) -> timedelta:
         return max(SILENCE_AFTER, timedelta(seconds=3 * self.cadence_s))
 
     def silent_since(self, now: datetime, listening_since: datetime | None = None) -> datetime | None:
-        """The last beat, if three are missing now; None for a sender that never kept a cadence.
+        """The last heartbeat, if three are missing now; None for a sender that never had a regular interval.
 
-        With `listening_since`: three must be missing since then, for beats before it were not listened for.
+        With `listening_since`: three must be missing since then, because earlier heartbeats could not be
+        received.
         """
         if len(self.beats) < BEATS_FOR_CADENCE or now - self.beats[-1] <= SILENCE_AFTER:
             return None
@@ -146,11 +147,11 @@ class NodePicture:
         return last if now - max(last, listening_since or last) > self._missed_after() else None
 
     def is_history(self, seen: Observation) -> bool:
-        """Whether a line is about a time that is over: an earlier boot, or before a repair.
+        """Whether a line is about the past: an earlier boot, or before a repair.
 
-        The repair was noted by our clock and the line by its host's, which may be wrong by hours: the line's
-        time is corrected first, for a new fault must be acted on. A line that arrived before the repair is
-        history too.
+        The repair was recorded by our clock and the line by its host's, which may be wrong by hours. The
+        line's time is corrected first, because a new fault must be acted on. A line that arrived before the
+        repair is history too.
         """
         if (
             self.cleared_at is not None
@@ -158,7 +159,7 @@ class NodePicture:
         ):
             return True
         if seen.boot_id is None:
-            # Heartbeats show how far the host's clock is off: the line's age is by our clock.
+            # Heartbeats show the offset of the host's clock: the line's age is by our clock.
             late = late_by(seen)
             if late and self.knows_clock:
                 late -= min(self.beats_late)
@@ -167,40 +168,40 @@ class NodePicture:
             return False
         if seen.boot_id in self.old_boots:
             return True
-        # A boot never heard of is newer than the known one, unless it is older than that one's last signal.
+        # An unknown boot is newer than the known one, unless it is older than the known one's last signal.
         at = min(seen.event_at, seen.arrived_at)
         return self.boot_heard_at is not None and at < self.boot_heard_at
 
     def is_of_old_boot(self, seen: Observation) -> bool:
-        """It is late, out of a spool: the node has booted since."""
+        """The signal is late, from a spool: the node has booted since."""
         return seen.boot_id in self.old_boots
 
     def note_clock(self, seen: Observation) -> None:
-        """A signal that has a time of its own shows how far its host's clock is off."""
+        """Learns the offset of the host's clock from a signal with a time of its own."""
         if (seen.boot_id or self.boot_id) != self.boot_id:
             return
         late = late_by(seen)
         if seen.kind is ObservationKind.heartbeat:
-            if late:  # exactly zero: it had no time, and was given that of its arrival
+            if late:  # exactly zero: it had no time, and got that of its arrival
                 self.beats_late.append(late)
         else:
             self.line_late = late if self.line_late is None else min(self.line_late, late)
 
     @property
     def knows_clock(self) -> bool:
-        """Whether heartbeats show how far the host's clock is off."""
+        """Whether heartbeats show the offset of the host's clock."""
         return len(self.beats_late) >= BEATS_FOR_CADENCE
 
     def moment(self, event_at: datetime, arrived_at: datetime) -> datetime:
-        """When it was, by our clock: the host's is corrected where heartbeats show how far it is off."""
+        """The event's time by our clock: the host's clock is corrected if heartbeats show its offset."""
         late = min(self.beats_late) if self.knows_clock else timedelta(0)
         return min(event_at + late, arrived_at)
 
     def _late(self) -> timedelta:
-        """How far the host's clock is behind ours: the least lateness, for more was lost on the way.
+        """How far the host's clock is behind ours: the least lateness, because anything more is delay.
 
         Heartbeats come by themselves and so measure best. Lines may all be old ones that were sent again:
-        they count up to a bound, so that a young line acts where nothing else shows the clock."""
+        they count up to a limit, so that a young line triggers action if nothing else shows the clock."""
         if self.beats_late:
             return min(self.beats_late)
         return min(self.line_late or timedelta(0), LATENESS_MAX)
@@ -221,18 +222,18 @@ class NodePicture:
         self.boot_id, self.boot_heard_at, self.last_heard_at = boot_id, at, heard_at
 
     def began_this_boot(self, seen: Observation, booted_at: datetime) -> bool:
-        """Whether the boot that Slurm shows, `booted_at`, is surely that of the line, which names a boot
-        that was heard of before the last repair, and not while Slurm showed the one before."""
+        """Whether the boot that Slurm shows, `booted_at`, is certainly that of the line, whose boot was
+        reported before the last repair, and not while Slurm showed the boot before."""
         if seen.boot_id is None or seen.boot_id != self.boot_id or self.boot_since is None:
             return False
         if self.cleared_at is None or self.boot_since >= self.cleared_at:
             return False
         if booted_at > self.boot_since + CLOCKS_APART:
-            return False  # Slurm shows a boot since then
+            return False  # Slurm shows a later boot
         return self.old_boot_heard_at is None or booted_at >= self.old_boot_heard_at - CLOCKS_APART
 
     def shown_boot(self, at: datetime, *, asked: bool) -> None:
-        """Slurm shows another boot time; `asked`: it had ordered that boot. Where senders name their boot,
+        """Slurm shows another boot time; `asked`: it had ordered that boot. If senders name their boot,
         theirs decides."""
         if self.boot_id is None:
             self.booted_at = at
@@ -243,7 +244,8 @@ class NodePicture:
             self.line_late = None
 
     def with_address(self, seen: Observation) -> Observation:
-        """The line that reports a GPU as lost, with the address of the line before, where they came apart."""
+        """The line that reports a GPU as lost, with the address from the line before if they came
+        separately."""
         if seen.kind is not ObservationKind.gpu_lost:
             return seen
         if seen.data.get("opens_loss") and seen.component.pci:
@@ -257,7 +259,7 @@ class NodePicture:
         return seen
 
     def heard_checks(self, seen: Observation) -> None:
-        """A report may come late, from a spool: it does not replace a check that was made since."""
+        """Records checks. A report may come late, from a spool: it does not replace a later check."""
         for name in (*seen.data.get("passed", ()), *seen.data.get("failed", ())):
             last = self.checks.get(name)
             if last[0] <= seen.event_at if last is not None else len(self.checks) < CHECKS_KEPT:
@@ -265,7 +267,7 @@ class NodePicture:
                 self.checks[name] = seen.event_at, seen.arrived_at if passed else None
 
     def heard_line(self, seen: Observation) -> None:
-        """A line reports its boot too: not every site sends heartbeats, and shippers send old journals."""
+        """Records the boot of a line: not every site sends heartbeats, and shippers send old journals."""
         at = min(seen.event_at, seen.arrived_at)  # a clock that is ahead must not make the next boot look old
         if seen.boot_id and (self.boot_heard_at is None or at > self.boot_heard_at):
             self.heard_boot(seen.boot_id, at, at)
@@ -274,16 +276,16 @@ class NodePicture:
 # --- one event by several routes
 
 
-#: A line without a time of its own may be so old on arrival.
+#: A line without a time of its own may be this old on arrival.
 DELAY_MAX = timedelta(hours=1)
-#: Between two clocks, or two notions of one line's time: relays stamp on receipt, `dmesg -T` drifts.
+#: Tolerance between two clocks, or two times of one line: relays stamp on receipt, `dmesg -T` drifts.
 TOLERANCE = timedelta(seconds=5)
-#: How far Slurm's BootTime may be off, and the kernel's clock for each second of its uptime.
+#: The error of Slurm's BootTime, and of the kernel's clock per second of its uptime.
 CLOCKS_APART, KERNEL_DRIFT = timedelta(minutes=1), 1e-4
-#: Lines remembered, of all nodes; events of one line; signals of one event.
+#: Limits: lines remembered over all nodes, events per line, signals per event.
 LINES_KEPT = 50_000
 EVENTS_KEPT, SIGNALS_KEPT = 32, 32
-#: What is the route's and not the line's.
+#: Fields that belong to the route and not to the line.
 _ROUTE_DATA = frozenset({"ahead_s", "job"})
 _DIGITS = re.compile(r"\d+")
 #: The stamp before a record: `[  123.456789]` of dmesg and syslog, `6,1234,123456789,-;` of /dev/kmsg.
@@ -291,16 +293,16 @@ _STAMP = re.compile(
     r"(?:[^\[]{0,80}\bkernel: |<\d{1,3}>)?\[ *(\d{1,10})\.(\d{6})[\]\s<]|\d{1,3},\d{1,18},(\d{0,10}?)(\d{6}),"
 )
 
-#: Which fields a sender fills in, how fine its times are, which relay it is, and how its lines begin: senders
-#: that differ in it are different ones.
+#: Which fields a sender fills in, the resolution of its times, which relay it is, and how its lines begin:
+#: senders that differ in any of these are different senders.
 Form = tuple[bool, bool, str, str]
-#: Digest and arrival: the same line that is sent again a week later is another signal.
+#: Digest and arrival: the same line sent again a week later is another signal.
 Signal = tuple[str, datetime]
 
 
 @dataclass
 class Event:
-    """One event as far as its tellings bound it: it was between `since` and `until`, by our clock."""
+    """One event, as far as its reports date it: between `since` and `until`, by our clock."""
 
     since: datetime
     until: datetime
@@ -310,13 +312,13 @@ class Event:
     forms: set[Form] = field(default_factory=set)
     #: The node itself has reported it, and not only a relay.
     is_own_word: bool = True
-    #: Its signals, and whether each was an echo: it is the same when it is walked again, after a restart or a
-    #: walk that failed.
+    #: Its signals, and whether each was an echo: the answer must be the same when a signal is walked again,
+    #: after a restart or a failed walk.
     signals: dict[Signal, bool] = field(default_factory=dict)
 
     @property
     def is_vague(self) -> bool:
-        """No sender gave its time or sequence number."""
+        """No sender gave a time or sequence number for it."""
         return self.seq is None and self.until - self.since > 2 * TOLERANCE
 
     def is_same(self, other: "Event") -> bool:
@@ -340,21 +342,21 @@ class Event:
 
 
 class Echoes:
-    """Events of one cluster by their lines."""
+    """Events of one cluster, by their lines."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[Hashable, list[Event]] = OrderedDict()
 
     def is_echo(self, seen: Observation, moment: datetime, renewed_at: datetime | None) -> bool:
-        """Whether another sender has already reported this line; remembers it either way. The node's own word
-        on what only a relay had reported is news.
+        """Whether another sender has already reported this line; remembers it either way. The node's own
+        report of something that only a relay had reported is news.
 
         `moment`: the line's time by our clock. `renewed_at`: the last repair or boot of its node: of two
         lines without a time of their own, one before and one after it, the second may be a new fault. A
         sender that gave the time of the first would have reported a second fault too.
         """
         if not seen.line or "server" in seen.data:
-            return False  # whether a server answers is a state: after its contrary it is news again
+            return False  # whether a server answers is a state: after the opposite it is news again
         event = _event(seen, moment)
         key = _line_of(seen)
         events = self._lines.setdefault(key, [])
@@ -366,7 +368,7 @@ class Echoes:
         for before in reversed(events):
             over = renewed_at is not None and before.until <= renewed_at
             may_be_new = over and before.is_vague and event.is_vague
-            # The same words of the same process, sent again by another sender after a repair: an old record.
+            # The same text of the same process, sent again by another sender after a repair: an old record.
             again = over and "pid" in seen.data and not before.forms & event.forms
             old = again and not _is_timed(seen) and not _contradicts(before, event)
             if before.is_same(event) or old or (_is_one(before, event) and not may_be_new):
@@ -382,7 +384,7 @@ class Echoes:
         return False
 
     def knows(self, seen: Observation) -> bool:
-        """Whether another signal reported the same line before, by whichever sender and of whichever time."""
+        """Whether any signal reported the same line before, whatever its sender and time."""
         events = self._lines.get(_line_of(seen), ())
         return any(event.signals.keys() - {_signal(seen)} for event in events)
 
@@ -399,8 +401,8 @@ def uptime_of(line: str) -> float | None:
 def is_from_before(
     seen: Observation, booted_at: datetime, renewed_at: datetime | None, *, of_this_boot: bool = False
 ) -> bool:
-    """Whether the kernel's stamp on the line shows that it was written before `renewed_at`, or in an earlier
-    boot. `booted_at`: Slurm's BootTime of the node, by our clock; `of_this_boot`: the line is surely of that
+    """Whether the kernel's stamp shows that the line was written before `renewed_at`, or in an earlier boot.
+    `booted_at`: Slurm's BootTime of the node, by our clock; `of_this_boot`: the line is certainly from that
     boot. None: nothing was renewed."""
     stamped = _stamped(seen, booted_at)
     if stamped is None or renewed_at is None:
@@ -411,13 +413,13 @@ def is_from_before(
 
 def written_at(seen: Observation, booted_at: datetime) -> datetime | None:
     """When a line of this boot without a time of its own was written, by the kernel's stamp, if that is
-    surely before it arrived."""
+    certainly before it arrived."""
     stamped = _stamped(seen, booted_at) if not _is_timed(seen) else None
     return stamped[0] if stamped is not None and stamped[0] + stamped[1] < seen.arrived_at else None
 
 
 def _stamped(seen: Observation, booted_at: datetime) -> tuple[datetime, timedelta] | None:
-    """When the line was written by the kernel's stamp, and how far that may be off."""
+    """When the line was written by the kernel's stamp, and the possible error."""
     uptime_s = uptime_of(seen.line)
     if uptime_s is None:
         return None
@@ -450,7 +452,7 @@ def _event(seen: Observation, moment: datetime) -> Event:
 
 
 def _line_of(seen: Observation) -> Hashable:
-    """What is the same of a line by whatever route it comes."""
+    """The part of a line that is the same by every route."""
     data = sorted((name, repr(value)) for name, value in seen.data.items() if name not in _ROUTE_DATA)
     return seen.component, seen.kind, seen.code, seen.text, tuple(data)
 
@@ -462,10 +464,10 @@ def _is_one(before: Event, event: Event) -> bool:
 
 
 def _contradicts(before: Event, event: Event) -> bool:
-    """Boot, sequence number or the kernel's stamp show that they are two."""
+    """Boot, sequence number or the kernel's stamp show that they are two events."""
     if before.boot_id and event.boot_id and before.boot_id != event.boot_id:
         return True
     if before.seq is not None and event.seq is not None and before.seq != event.seq:
         return True
-    # Of one boot the same stamp would be the same event.
+    # Within one boot, the same stamp would be the same event.
     return before.uptime_s is not None and event.uptime_s is not None

@@ -1,6 +1,7 @@
-"""The picture of now of one cluster: its nodes, what Slurm shows, and which nodes jobs hold or left lately.
+"""The present picture of one cluster: its nodes, what Slurm shows, and which nodes jobs hold or recently
+left.
 
-State owned by its caller; the same input gives the same picture.
+The state is owned by the caller. Deterministic: the same input gives the same picture.
 """
 
 from collections import deque
@@ -44,19 +45,19 @@ from healer.observations.silences import Silences
 
 COUNTED_KEPT = 100_000
 ALLOCATION_KEPT = timedelta(hours=1)
-#: Errors that follow from the end of a job's work come within this, and are the job's.
+#: Errors caused by the end of a job's work come within this time, and belong to the job.
 AFTER_ITS_END = timedelta(minutes=1)
 ENDED_KEPT = 10_000
 
 
 class Allocation(NamedTuple):
-    """The nodes of one life of a job; `leader` is the job, or that of its heterogeneous job."""
+    """The nodes of one life of a job; `leader` is the job, or the leader of its heterogeneous job."""
 
     leader: str
     restarts: int
     nodes: tuple[str, ...]
     start_at: datetime | None
-    #: Node -> its GPUs, where Slurm reports them.
+    #: Node -> its GPUs, if Slurm reports them.
     gpus: Mapping[str, tuple[int, ...]]
 
     def holds(self, node: str, gpu: int | None) -> bool:
@@ -67,8 +68,8 @@ class Allocation(NamedTuple):
 
 
 class PutBack(NamedTuple):
-    """A job that waits again after a life that was seen: its restart count now, the nodes of that life, and
-    the begin time that it had when it was first seen to wait."""
+    """A job that waits again after a life that was seen: its present restart count, the nodes of that life,
+    and the begin time that it had when it was first seen waiting."""
 
     restarts: int
     nodes: tuple[str, ...]
@@ -76,27 +77,27 @@ class PutBack(NamedTuple):
 
 
 def _ended_at(before: Allocation, shown: SlurmJob | None, now: datetime) -> datetime:
-    """The end that Slurm reports of this life of a job; `now` where it no longer shows it."""
+    """The end that Slurm reports for this life of a job; `now` if Slurm no longer shows it."""
     if shown is None or shown.active or shown.restarts != before.restarts or shown.end_at is None:
         return now
     return min(shown.end_at, now)
 
 
 class Allocations:
-    """Those that Slurm shows now, by job, and those that ended within the last hour."""
+    """The allocations that Slurm shows now, by job, and those that ended within the last hour."""
 
     def __init__(self) -> None:
         self.running: dict[str, Allocation] = {}
-        #: Where each job that Slurm knows was last seen to run, its restart count then and its nodes: a
-        #: requeued one may still be completing where its life before was.
+        #: Where each job that Slurm knows was last seen running, with its restart count then and its nodes: a
+        #: requeued one may still be completing on the nodes of its earlier life.
         self.ran_on: dict[str, tuple[int, tuple[str, ...]]] = {}
         #: Jobs that wait again after a life that was seen.
         self.put_back: dict[str, PutBack] = {}
-        #: The first seen to have ended first, with the time of its end.
+        #: Ended allocations in the order in which their end was seen, with its time.
         self._ended: deque[tuple[datetime, Allocation]] = deque(maxlen=ENDED_KEPT)
-        #: The same by node, made when the first finding asks: a storm asks with each line.
+        #: The same by node, built when the first finding needs it: a storm needs it for each line.
         self._ended_on: dict[str, list[tuple[datetime, Allocation]]] | None = None
-        #: Running allocations by leader; made likewise.
+        #: Running allocations by leader; built likewise.
         self._lives: dict[str, list[Allocation]] | None = None
 
     def note(self, snapshot: SlurmSnapshot) -> None:
@@ -115,7 +116,8 @@ class Allocations:
         self._note_put_back(snapshot)
 
     def _note_put_back(self, snapshot: SlurmSnapshot) -> None:
-        """The first begin time after a life is Slurm's own; one that its owner sets comes later."""
+        """Records requeued jobs. The first begin time after a life is Slurm's own; one set by the owner comes
+        later."""
         found: dict[str, PutBack] = {}
         for job, (restarts, nodes) in self.ran_on.items():
             shown = snapshot.jobs[job]
@@ -133,7 +135,7 @@ class Allocations:
     def ended_on(
         self, node: str, at: datetime, gpu: int | None = None, *, grace: timedelta = AFTER_ITS_END
     ) -> frozenset[str]:
-        """Leaders of jobs that are gone, and were on the node (on this GPU of it) then or had left it at most
+        """Leaders of jobs that are gone, and were on the node (or on this GPU) then, or had left it at most
         `grace` before."""
         return frozenset(
             allocation.leader
@@ -142,13 +144,13 @@ class Allocations:
         )
 
     def had_left(self, leader: str, node: str, at: datetime) -> bool:
-        """Whether this job was seen on the node, and surely was gone from it well before then."""
+        """Whether this job was seen on the node, and certainly left it well before then."""
         ends = [ended_at for ended_at, allocation in self._ended_there(node) if allocation.leader == leader]
         here = any(life.leader == leader and node in life.nodes for life in self.running.values())
         return bool(ends) and not here and max(ends) + AFTER_ITS_END < at
 
     def ended_life(self, leader: str, node: str, at: datetime) -> Allocation | None:
-        """The life of this job that held the node then, and is gone."""
+        """The life of this job that held the node then, and is over."""
         lives = (
             allocation
             for ended_at, allocation in self._ended_there(node)
@@ -165,7 +167,7 @@ class Allocations:
         return self._ended_on.get(node, ())
 
     def had_begun(self, leader: str, at: datetime) -> bool:
-        """Whether a job that runs now ran at that time; True for an unknown job."""
+        """Whether a job that runs now already ran at that time; True for an unknown job."""
         if self._lives is None:
             self._lives = {}
             for allocation in self.running.values():
@@ -176,7 +178,7 @@ class Allocations:
 
 @dataclass
 class Standing:
-    """A condition in Slurm's snapshot that should not last: since when, and when it was last seen and
+    """A condition in the Slurm snapshot that should not last: since when, and when it was last seen and
     reported."""
 
     since: datetime
@@ -186,30 +188,31 @@ class Standing:
 
 @dataclass
 class Changes:
-    """What people and boots did to nodes of late."""
+    """Recent changes of nodes by people and boots."""
 
-    #: When planned work on a node ended last; and until when the site's maintenance windows were checked.
+    #: When planned work on a node last ended; and until when the site's maintenance windows were checked.
     work_ended: dict[str, datetime] = field(default_factory=dict)
     windows_until: datetime | None = None
-    #: Nodes that Slurm showed in planned work before a restart, and has not been asked about since.
+    #: Nodes that Slurm showed in planned work before a restart, and that have not been checked since.
     in_work: set[str] = field(default_factory=set)
-    #: Since when Slurm shows nodes as neither out by plan nor starting any more.
+    #: Since when Slurm shows nodes as no longer out by plan or starting.
     back_from_plan: dict[str, datetime] = field(default_factory=dict)
-    #: Slurm's nodes as they came, before GPUs that Slurm does not name were named.
+    #: Slurm's nodes as received, before adding GPU models that Slurm does not name.
     unnamed: Mapping[str, SlurmNode] | None = None
-    #: Nodes of which another boot was first heard of since the last walk.
+    #: Nodes with a new boot since the last walk.
     booted: set[str] = field(default_factory=set)
-    #: Nodes before a boot that a snapshot both showed and contradicted, and the time of that snapshot.
+    #: Nodes as before a boot that a snapshot both showed and contradicted, and the time of that snapshot.
     doubted_boots: dict[str, tuple[SlurmNode, datetime]] = field(default_factory=dict)
     #: Drains of healer's that a snapshot has shown: node, and when the slot says that it was drained.
     drains_shown: set[tuple[str, datetime]] = field(default_factory=set)
 
 
-# Wide: what the walk hands from stage to stage and from one walk to the next; nothing else holds what is now.
+# Wide: what the walk hands from stage to stage and from one walk to the next; nothing else holds the present
+# state.
 class Picture:
     """The fleet of one cluster as healer knows it now."""
 
-    #: Older snapshots than this are not taken in.
+    #: Older snapshots than this are ignored.
     _shown_at = datetime.min.replace(tzinfo=UTC)
 
     def __init__(self, cluster: str, *, watching_since: datetime) -> None:
@@ -219,7 +222,7 @@ class Picture:
         self.silence = Silences()
         self.slurm: SlurmSnapshot | None = None
         self.controller: Controller | None = None
-        #: Conditions that the watches over Slurm see, and when they looked last; completing jobs, since when.
+        #: Conditions that the watches over Slurm see, and when they last ran; completing jobs, since when.
         self.standing: dict[tuple[str, Component], Standing] = {}
         self.looked_at: datetime | None = None
         self.completing: dict[str, datetime] = {}
@@ -227,27 +230,27 @@ class Picture:
         #: When forecasts were last checked for expiry, and when records were last swept.
         self.forecasts_looked_at: datetime | None = None
         self.swept_at: datetime | None = None
-        #: Slurm's nodes are not those of the last walk: only then are drains looked for.
+        #: Slurm's nodes changed since the last walk: only then are drains looked for.
         self.nodes_changed = False
-        #: When the next incident has settled: the walk's caller need not wait longer than that.
+        #: When the next incident will have settled: the walk's caller need not wait longer than that.
         self.settles_at: datetime | None = None
         self.nodes: dict[str, NodePicture] = {}
         self.allocations = Allocations()
-        #: Versions (`healer.model.FACTS`) that a node got while we looked: which, and since when.
+        #: Versions (`healer.model.FACTS`) that a node got while healer watched: which, and since when.
         self.new_versions: dict[str, dict[str, tuple[str, datetime]]] = {}
-        #: What the last tick found, and the incidents whose end the next one has to look for: (fault, root)
-        #: of those that measured signals opened.
+        #: What the last tick found, and the incidents whose end the next one must look for: (fault, root) of
+        #: those that measured signals opened.
         self.sensed: Detections | None = None
         self.watched: frozenset[tuple[str, Component]] = frozenset()
-        #: Node -> titles of the incidents that are open on it, as the last walk left them.
+        #: Node -> titles of its open incidents, as the last walk left them.
         self.faults: dict[str, tuple[str, ...]] = {}
-        #: Nodes that lost what a job may need within the last minutes, by their own kernel.
+        #: Nodes that lost something a job may need within the last minutes, according to their own kernel.
         self.node_reports: dict[str, NodeReport] = {}
-        #: The line of each port that lost its link a moment ago, by node and name.
+        #: The line of each port that just lost its link, by node and name.
         self.links_down: dict[tuple[str, str], Observation] = {}
         #: The faults of each part over the last days.
         self.history = History(cluster)
-        #: Nodes whose facts or boot changed since the last walk, and what nodes should be, by kind.
+        #: Nodes whose facts or boot changed since the last walk, and the reference of each kind.
         self.facts_changed: set[str] = set()
         self.references: dict[str, Reference] = {}
         self.references_at: datetime | None = None
@@ -255,16 +258,16 @@ class Picture:
         self.alerts = Alerts()
         #: Teardown findings of the last half minute, which a root may still explain.
         self.teardowns: deque[Finding] = deque(maxlen=100_000)
-        #: Findings ruled out by what goes on at a node: component, fault, and entry of `rules/context.yaml`.
+        #: Findings ruled out by activity at a node: component, fault, and entry of `rules/context.yaml`.
         self.passed_over: set[tuple[Component, str, str]] = set()
-        #: Nodes that last reported that a server answers again, by (server, node).
+        #: Nodes whose latest report is that a server answers again, by (server, node).
         self.servers_back: dict[tuple[str, str], datetime] = {}
         self._echoes = Echoes()
-        #: Digests of lines that were only counted, so that each is counted once.
+        #: Digests of lines that were only counted, so that each counts once.
         self._counted: dict[str, None] = {}
 
     def node(self, name: str) -> NodePicture:
-        node = self.nodes.get(name)  # a storm asks for it with each line
+        node = self.nodes.get(name)  # a storm needs it for each line
         if node is None:
             node = self.nodes[name] = NodePicture(
                 name, changed=self.facts_changed, booted=self.changes.booted
@@ -272,9 +275,9 @@ class Picture:
         return node
 
     def show(self, snapshot: SlurmSnapshot, now: datetime | None = None) -> None:
-        """Takes in what Slurm shows. A recording's snapshot may also know boot ids. One from a host whose
-        clock is ahead counts as of `now`, and one from before a clock was set back for nothing: they would
-        else hide all that follow until then."""
+        """Adopts a Slurm snapshot. A recording's snapshot may also have boot ids. A snapshot from a host
+        whose clock is ahead counts as of `now`, and one from before a clock was set back is ignored:
+        otherwise either would hide all later ones until then."""
         was_set_back = now is not None and self._shown_at > now
         if snapshot.taken_at < self._shown_at and not was_set_back:
             return
@@ -320,8 +323,8 @@ class Picture:
             self._note_boot_id(node, at)
 
     def _note_work_before(self, name: str) -> None:
-        """Planned work from before a restart that Slurm does not show any more ended meanwhile: by the first
-        picture since."""
+        """Planned work from before a restart that Slurm no longer shows has ended meanwhile, as of the first
+        snapshot since."""
         node = self.slurm.nodes.get(name) if self.slurm is not None else None
         if self.slurm is None or node is None or name not in self.changes.in_work:
             return
@@ -335,8 +338,8 @@ class Picture:
             self.node(node.name).heard_boot(node.boot_id, at, at)
 
     def _note_boot(self, before: SlurmNode, snapshot: SlurmSnapshot) -> None:
-        """A boot that a snapshot contradicts is looked at again in the next: the node may have been read just
-        after its boot, the time or its jobs just before."""
+        """Records a boot. One that the snapshot contradicts is checked again in the next: the node may have
+        been read just after its boot, and the time or its jobs just before."""
         name = before.name
         doubted, since = self.changes.doubted_boots.get(name, (None, None))
         if since == snapshot.taken_at:
@@ -347,14 +350,14 @@ class Picture:
             return
         booted_at = _booted_since(before, snapshot)
         if booted_at is not None:
-            # Slurm forgets in one moment that it ordered a boot and shows the new time.
+            # Slurm forgets that it ordered a boot at the moment it shows the new time.
             self.node(name).shown_boot(booted_at, asked=before.starting)
         elif doubted is None:
             self.changes.doubted_boots[name] = before, snapshot.taken_at
 
     def _with_gpu_names(self, snapshot: SlurmSnapshot) -> SlurmSnapshot:
-        """With the GPU models that nodes report by themselves, where Slurm names none. A node with several
-        models is left as it is."""
+        """The snapshot with the GPU models that nodes report themselves, if Slurm names none. A node with
+        several models is left as it is."""
         if self.slurm is not None and snapshot.nodes is self.changes.unnamed:
             return msgspec.structs.replace(snapshot, nodes=self.slurm.nodes)
         reported = {
@@ -376,10 +379,11 @@ class Picture:
     def update(
         self, batch: Sequence[Observation], topology: Topology, *, rebuild: bool = False
     ) -> list[Observation]:
-        """Takes in a batch; returns those that are no history, with the GPU's index filled in where known.
+        """Processes a batch; returns the observations that are not history, with the GPU's index filled in if
+        known.
 
-        `rebuild`: the batch only refreshes the picture after a restart. What was not walked before it is
-        given again later, as news.
+        `rebuild`: the batch only restores the picture after a restart. What was not walked before will come
+        again later, as news.
         """
         ordered = sorted(batch, key=lambda seen: (seen.arrived_at, seen.event_at, seen.digest))
         lines = [(self.node(where), seen) for seen in ordered if (where := self._learn(seen)) is not None]
@@ -398,7 +402,7 @@ class Picture:
         shown = self.slurm.nodes.get(node.name) if self.slurm is not None else None
         booted_at = shown.boot_at if shown is not None else None
         if booted_at is not None:
-            # Slurm may still show the boot before: then a stamp says nothing of a line that is new to us.
+            # Slurm may still show the earlier boot: then a stamp says nothing about a line that is new to us.
             certain = node.began_this_boot(seen, booted_at)
             old = is_from_before(seen, booted_at, renewed_at, of_this_boot=certain)
             if old and (certain or self._echoes.knows(seen)):
@@ -406,11 +410,11 @@ class Picture:
         return self._echoes.is_echo(seen, moment, renewed_at)
 
     def _learn(self, seen: Observation) -> str | None:
-        """Takes in what a signal reports of its node, before any line is judged. The node, if it is a fault
-        line."""
+        """Processes what a signal reports about its node, before any line is judged. Returns the node, if it
+        is a fault line."""
         name = seen.component.node
         if seen.kind is ObservationKind.alert:
-            self.alerts.take(seen)  # its time is when it began: that does not show the node's clock
+            self.alerts.take(seen)  # its time is its beginning, which says nothing about the node's clock
             return None
         if name is None or seen.kind in (ObservationKind.command, ObservationKind.checkpoint):
             return None
@@ -435,7 +439,7 @@ class Picture:
         return None
 
     def note_reported(self, findings: Iterable[Finding], now: datetime) -> None:
-        """A walk has taken these in: what lasts need not be reported again at once."""
+        """A walk has processed these: lasting conditions need not be reported again immediately."""
         digests = []
         for finding in findings:
             if standing := self.standing.get((finding.fault, finding.component)):
@@ -451,7 +455,7 @@ class Picture:
         cleared.cleared_at = at if cleared.cleared_at is None else max(at, cleared.cleared_at)
 
     def first_count(self, digest: str) -> bool:
-        """True the first time; the latest 100,000 are remembered."""
+        """True the first time; the latest 100,000 digests are remembered."""
         if digest in self._counted:
             return False
         self._counted[digest] = None
@@ -475,7 +479,7 @@ class Picture:
             node.gpus.inventory(inventory, seen.boot_id)
 
     def _inventory(self, node: NodePicture, seen: Observation) -> None:
-        """Each sender may report other facts: each counts until it is reported otherwise."""
+        """Each sender may report different facts: each counts until it is reported otherwise."""
         reported = {str(name): str(value) for name, value in (seen.data.get("facts") or {}).items()}
         if reported.items() - node.facts.items():
             for name in reported.keys() & node.facts.keys() - NOT_COMPARED:
@@ -488,7 +492,7 @@ class Picture:
             self.facts_changed.add(node.name)
 
     def load_inventories(self, inventories: Iterable[Inventory]) -> None:
-        """What nodes reported of themselves before a restart."""
+        """Restores what nodes reported about themselves before a restart."""
         self.changes.unnamed = None
         for inventory in inventories:
             node = self.node(inventory.node)
@@ -503,14 +507,14 @@ class Picture:
                 self.new_versions[inventory.node] = dict(inventory.changed)
 
     def facts_of(self, name: str) -> dict[str, str]:
-        """The node's present facts; the driver also as Slurm's snapshot has it."""
+        """The node's present facts, including the driver from the Slurm snapshot."""
         shown = self.slurm.nodes.get(name) if self.slurm is not None else None
         node = self.nodes.get(name)
         return merged_facts(shown, node.facts if node is not None else None)
 
     def _dated(self, node: NodePicture, seen: Observation) -> Observation:
-        """With the time by the kernel's stamp, where its sender gave none: what an effect is of is found by
-        its time."""
+        """The observation with the time from the kernel's stamp, if its sender gave none: the cause of an
+        effect is found by its time."""
         shown = self.slurm.nodes.get(node.name) if self.slurm is not None else None
         if shown is None or shown.boot_at is None or seen.boot_id not in (None, node.boot_id):
             return seen
@@ -537,8 +541,8 @@ def _has_moved(before: datetime | None, now: datetime | None) -> bool:
 
 
 def _booted_since(before: SlurmNode, slurm: SlurmSnapshot) -> datetime | None:
-    """The node's BootTime, which has moved. slurmd computes it from the node's clock, which may have been
-    set: a time to come, or a job that outlived the boot, disproves it."""
+    """The node's BootTime, if it has moved. slurmd computes it from the node's clock, which may have been
+    set: a time in the future, or a job that outlived the boot, disproves it."""
     at = slurm.nodes[before.name].boot_at
     if at is None or at > slurm.taken_at:
         return None

@@ -1,6 +1,7 @@
-"""Reports as they arrive: when their samples were taken by the clocks of hosts, and where their columns go.
+"""Reports in order of arrival: when their samples were taken, by the clocks of hosts, and where their columns
+go.
 
-A fleet's nodes report the same columns again and again: a set of them is looked up once.
+A fleet's nodes report the same columns again and again, so a set of them is looked up once.
 """
 
 from collections import OrderedDict
@@ -18,21 +19,22 @@ from healer.model.telemetry import Report, StepBatch
 from healer.observations.figure_senders import either_of
 from healer.ports.measurements import ColumnBook
 
-#: A sender's clock that is ahead of the arrival by more is not believed: the arrival counts.
+#: If a sender's clock is ahead of the arrival by more than this, the time of arrival counts.
 AHEAD_S = 5.0
-#: What lies further in the future of this process is counted: clocks of machines differ a little.
+#: Anything further in the future of this process is counted: clocks of machines differ a little.
 FUTURE_S = 30.0
-#: This process's own clock went back if it is so far before what it has seen: two slots of the windows.
+#: This process's own clock went back if it is this far before what it has seen: two slots of the windows.
 BACK_S = 10.0
-#: Senders that lag by more for two looks in a row have a slow clock, or are steadily behind.
+#: Senders that lag by more in two successive looks have a slow clock, or are steadily behind.
 SLOW_S = 30.0
 LOOK_S = 120.0
-#: A lag is steady when the least of two looks differs by no more; a clock set right changes it by more.
+#: A lag is steady if the minima of two looks differ by no more than this; a corrected clock changes it by
+#: more.
 STEADY_S = 10.0
 
 
 def timely(batch: StepBatch, now: datetime) -> StepBatch:
-    """Step times, with a time further in the future than clocks differ replaced by now."""
+    """Step times, with any time further in the future than clocks differ replaced by now."""
     latest = now + timedelta(seconds=FUTURE_S)
     late = batch.at > latest.timestamp()
     if batch.arrived_at <= latest and not late.any():
@@ -42,12 +44,12 @@ def timely(batch: StepBatch, now: datetime) -> StepBatch:
 
 
 class ClockStepped(Exception):
-    """This process's clock went back: what is remembered is of a time that has not come yet."""
+    """This process's clock went back: what is remembered is from a time that has not come yet."""
 
 
 @dataclass(slots=True)
 class _Lag:
-    """Of one node that lags. `off_s` is what is taken off; the rest is of the look under way."""
+    """The lag of one node. `off_s` is the correction; the rest belongs to the current look."""
 
     begun_s: float
     least_s: float
@@ -56,9 +58,9 @@ class _Lag:
 
 
 class Clocks:
-    """Dates reports. A node whose samples come steadily late is taken to have a slow clock and is dated by
-    its least lag, so that its samples are neither stale nor older than all windows. A backlog that is being
-    sent is not steady: it stays as old as it is. One value per `Telemetry`; bounded by its nodes.
+    """Dates reports. A node whose samples are steadily late is assumed to have a slow clock and is dated by
+    its least lag, so that its samples are neither stale nor older than all windows. A backlog being sent is
+    not steady: it keeps its age. One instance per `Telemetry`; bounded by its nodes.
     """
 
     def __init__(self) -> None:
@@ -68,11 +70,12 @@ class Clocks:
 
     @property
     def slow(self) -> int:
-        """Nodes whose samples are dated by their lag now."""
+        """Nodes whose samples are currently corrected by their lag."""
         return sum(lag.off_s > 0 for lag in self._lags.values())
 
     def date(self, node: NDArray, at_s: NDArray, arrived_s: NDArray, now_s: float) -> NDArray[np.float64]:
-        """When reports were measured, s since 1970, never after `now_s`. `node`: their rows, as they came."""
+        """When reports were measured, s since 1970, never after `now_s`. `node`: their rows, in order of
+        arrival."""
         ahead = at_s - arrived_s > AHEAD_S
         self.future += int(np.count_nonzero(ahead | (np.maximum(at_s, arrived_s) > now_s + FUTURE_S)))
         arrived_s = np.minimum(arrived_s, now_s)
@@ -102,7 +105,7 @@ class Clocks:
         return lag.off_s
 
 
-#: Moments of one node that are looked at in one call; who sends more must not hold up the others.
+#: Moments per node that are processed in one call; a node that sends more must not delay the others.
 MOMENTS_MAX = 8
 
 
@@ -117,7 +120,7 @@ class Round:
 
 @dataclass(slots=True)
 class Rounds:
-    """Oldest first. `repeated`: samples repeated for one moment. `surplus`: those of older moments than the
+    """Oldest first. `repeated`: samples repeated for one moment. `surplus`: samples of moments older than the
     newest 8 of their node."""
 
     rounds: list[Round] = field(default_factory=list)
@@ -126,7 +129,7 @@ class Rounds:
 
 
 def in_rounds(nodes: NDArray[np.int32], times: NDArray[np.float64], reports: Sequence[Report]) -> Rounds:
-    """`nodes` are rows. Several reports on one moment are merged into one: a scrape comes in many pieces
+    """`nodes` are rows. Several reports for one moment are merged into one: a scrape arrives in many pieces
     through a sharded remote_write."""
     made = Rounds()
     if not len(reports):
@@ -135,7 +138,7 @@ def in_rounds(nodes: NDArray[np.int32], times: NDArray[np.float64], reports: Seq
     node, at_s = nodes[order], times[order]
     moments = np.flatnonzero(np.r_[True, (np.diff(node) != 0) | (np.diff(at_s) != 0)])
     ends = np.r_[moments[1:], len(order)]
-    # Which moment of its node, the oldest that counts is 0.
+    # The index of the moment within its node; the oldest that counts is 0.
     firsts = np.flatnonzero(np.r_[True, np.diff(node[moments]) != 0])
     each = np.diff(np.r_[firsts, len(moments)])
     turn = np.arange(len(moments)) - np.repeat(firsts + np.maximum(each - MOMENTS_MAX, 0), each)
@@ -153,7 +156,7 @@ def in_rounds(nodes: NDArray[np.int32], times: NDArray[np.float64], reports: Seq
 
 
 def _joined(reports: list[Report], made: Rounds) -> Report:
-    """The first word on a series counts."""
+    """The first report of a series counts."""
     columns = np.concatenate([report.columns for report in reports])
     values = np.concatenate([report.values for report in reports])
     given = np.isfinite(values)
@@ -165,17 +168,17 @@ def _joined(reports: list[Report], made: Rounds) -> Report:
     )
 
 
-#: Numbers of columns are given densely; what is far beyond the book's own bound is none.
+#: Column numbers are assigned densely; a number far beyond the book's own limit is invalid.
 COLUMN_ID_MAX = 1 << 22
 NOT_LOOKED_UP, UNKNOWN, NO_ROOM = -2, -1, -3
 #: Sets of columns that are remembered: some kB each.
 LAYOUTS_MAX = 2000
-#: So many reports with the same columns are worth a matrix of their own.
+#: This many reports with the same columns are worth a matrix of their own.
 ALIKE = 8
 
 
 class Place(NamedTuple):
-    """Of one column: number of the ring, of the signal in it, and of the part on its axis."""
+    """The place of one column: number of the ring, of the signal in it, and of the part on its axis."""
 
     ring: int
     signal: int
@@ -183,8 +186,8 @@ class Place(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What one ring takes of a report of the same parts: (p,) parts, (s,) signals, and `at`, (s, p): where in
-    the report each signal of each part is."""
+    """The part of a report for one ring and the same parts: (p,) parts, (s,) signals, and `at`, (s, p): where
+    in the report each signal of each part is."""
 
     ring: int
     part: NDArray[np.int32]
@@ -193,7 +196,7 @@ class Stretch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Of one set of columns. `unknown` and `no_room` are places of what no ring takes."""
+    """The layout of one set of columns. `unknown` and `no_room` are places of columns that no ring takes."""
 
     stretches: tuple[Stretch, ...]
     unknown: NDArray[np.intp]
@@ -201,11 +204,11 @@ class Layout(NamedTuple):
 
 
 class Layouts:
-    """`place` says where a column goes: a Place, UNKNOWN or NO_ROOM; it is asked once for each."""
+    """`place` returns where a column goes: a Place, UNKNOWN or NO_ROOM; it is called once per column."""
 
     def __init__(self, place: Callable[[Column], Place | int]) -> None:
         self._place = place
-        #: By number of the column: which ring (below 0: none of them), which signal in it, which part.
+        #: By number of the column: its ring (below 0: none), its signal there, its part.
         self.ring = np.full(0, NOT_LOOKED_UP, np.int8)
         self.signal = np.zeros(0, np.int32)
         self.part = np.zeros(0, np.int32)
@@ -214,8 +217,8 @@ class Layouts:
     def alike(
         self, reports: Sequence[Report], book: ColumnBook
     ) -> tuple[list[tuple[list[int], Layout]], list[int]]:
-        """Which reports (by their place) have one layout, and those with too few of their kind."""
-        # Reports that were unpacked together share one array, and then its bytes are looked at once.
+        """Which reports (by index) share a layout, and those with too few of their kind."""
+        # Reports that were unpacked together share one array, whose bytes are then read only once.
         shared: dict[int, list[int]] = {}
         for index, report in enumerate(reports):
             shared.setdefault(id(report.columns), []).append(index)
@@ -239,7 +242,7 @@ class Layouts:
         safe, of = self.looked_up(columns, book)
         nowhere = np.flatnonzero((of == UNKNOWN) | (of == NOT_LOOKED_UP))
         made = Layout(tuple(self._stretches(safe, of)), nowhere, np.flatnonzero(of == NO_ROOM))
-        # What the book does not know yet is asked again the next time.
+        # Columns that the book does not know yet are looked up again next time.
         if not (of == NOT_LOOKED_UP).any():
             self._known[key] = made
             if len(self._known) > LAYOUTS_MAX:
@@ -247,7 +250,8 @@ class Layouts:
         return made
 
     def _stretches(self, columns: NDArray[np.int32], ring: NDArray[np.int8]) -> Iterator[Stretch]:
-        """Signals of the same parts are kept together: where their samples go is worked out once for all."""
+        """Signals of the same parts are kept together, so that the place of their samples is computed once
+        for all."""
         same: dict[tuple[int, bytes], list[NDArray[np.intp]]] = {}
         kept = np.flatnonzero(ring >= 0)
         kept = kept[np.lexsort((self.part[columns[kept]], self.signal[columns[kept]], ring[kept]))]
@@ -260,14 +264,14 @@ class Layouts:
             yield Stretch(number, self.part[columns[at[0]]], self.signal[columns[at[:, 0]]], at)
 
     def looked_up(self, columns: NDArray[np.int32], book: ColumnBook) -> tuple[NDArray, NDArray[np.int8]]:
-        """(m,) the columns, 0 for what is no number of one, and which ring each goes to."""
+        """(m,) the columns, 0 for an invalid number, and the ring of each."""
         valid = (columns >= 0) & (columns < COLUMN_ID_MAX)
         safe = np.where(valid, columns, 0)
         self._learn(safe, book)
         return safe, np.where(valid, self.ring[safe], np.int8(UNKNOWN))
 
     def _learn(self, columns: NDArray, book: ColumnBook) -> None:
-        """What the book does not know is asked again the next time."""
+        """Columns that the book does not know are looked up again next time."""
         most = int(columns.max(initial=-1)) + 1
         if most > len(self.ring):
             more = max(most, 2 * len(self.ring)) - len(self.ring)

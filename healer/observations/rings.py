@@ -1,13 +1,14 @@
 """The last 15 minutes of all gauges, or of all counters, of one axis.
 
-One slot for 5 s, one float32 per signal, slot and row, feature-major: `[signal, slot, row]`. A window of a
-signal is then one block of memory. A slot of a gauge keeps the last value; one of a counter keeps by how much
-it grew and over how many seconds, which raw values in float32 could not hold (2^24 is soon passed) and which
-a reset does not spoil. Last values are kept apart in float64, with their times.
+One slot per 5 s, one float32 per signal, slot and row, feature-major: `[signal, slot, row]`. A window of a
+signal is then one block of memory. A slot of a gauge keeps the last value. A slot of a counter keeps its
+growth and over how many seconds, which raw values in float32 could not represent (2^24 is soon exceeded) and
+which a reset does not spoil. Last values are kept separately in float64, with their times.
 
-A counter that fell starts over: whether the rest grew since a reset or is another sender's cannot be known.
-If it is back where it was within the window, or above that by less than it fell, it never fell and that step
-is no growth: an exporter gave 0 once, or two senders count apart. Growth that is none would drain a node."""
+A counter that fell starts over: whether the remaining value grew since a reset or belongs to another sender
+cannot be known. If it is back at its old value within the window, or above that by less than the fall, it
+never fell and that step is no growth: an exporter returned 0 once, or two senders count separately. False
+growth would drain a node."""
 
 import math
 
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 SLOT_S = 5.0
 SLOTS = 180
 WINDOW_S = SLOT_S * SLOTS
-#: Observed time of a counter's slot is kept in these units: 16 ms, so that 15 minutes and a slot fit 16 bits.
+#: Observed time of a counter's slot is kept in these units: 16 ms, so that 15 minutes plus a slot fit into 16
+#: bits.
 SPAN_UNITS = 64
-#: Growth is summed by the minute too, when first asked for: most of a long window does not change any more.
+#: Growth is also summed by the minute, on first use: most of a long window no longer changes.
 BLOCK = 12
 BLOCKS = SLOTS // BLOCK
-#: A counter that falls by less than a unit, or than this share of it, did not fall: it has two senders,
-#: one of them coarser or a little behind. The larger value stays.
+#: A counter that falls by less than a unit, or than this share of it, did not fall: it has two senders, one
+#: of them coarser or slightly behind. The larger value stays.
 SLIGHT, SLIGHT_SHARE = 1.0, 0.01
 
 
@@ -32,7 +34,7 @@ def slot_of(at_s: float) -> int:
 
 
 class Run:
-    """When samples of rows that lie side by side were measured: worked out once for all signals."""
+    """When samples of adjacent rows were measured, computed once for all signals."""
 
     def __init__(self, at_s: NDArray[np.float64]) -> None:
         self.at_s = at_s
@@ -41,7 +43,7 @@ class Run:
         self.slots = [(number % SLOTS, slot == number) for number in np.unique(slot).tolist()]
 
 
-# Wide: its arrays are private, so each question to them is a method.
+# Wide: its arrays are private, so each query is a method.
 class Rings:
     """Windows of one axis. Arrays are (signals, rows) and (signals, SLOTS, rows), with room for more."""
 
@@ -49,23 +51,23 @@ class Rings:
         self.counters = counters
         self.signals: dict[str, int] = {}
         self.rows = 0
-        #: The newest slot entered; what is older than SLOTS before it is forgotten.
+        #: The newest slot so far; anything older than SLOTS before it is forgotten.
         self.head: int | None = None
         self._last = np.full((0, 0), np.nan)
         self._at = np.full((0, 0), -np.inf)
         self._ring = np.empty((0, SLOTS, 0), np.float32)
         self._span = np.empty((0, SLOTS, 0), np.uint16)
-        # Of counters: growth and seconds of each block, by (signal, block) whether they are still right.
+        # For counters: growth and seconds of each block, and by (signal, block) whether they are still valid.
         self._block_ring = np.empty((0, BLOCKS, 0), np.float32)
         self._block_span = np.empty((0, BLOCKS, 0), np.uint16)
         self._summed = np.zeros((0, BLOCKS), bool)
-        # Of counters: the value before the last fall, and when it fell.
+        # For counters: the value before the last fall, and when it fell.
         self._high = np.empty((0, 0))
         self._fell = np.empty((0, 0))
 
     @property
     def cell_bytes(self) -> int:
-        """Of one row in one slot."""
+        """Bytes per row and slot."""
         return len(self.signals) * (6 if self.counters else 4)
 
     @property
@@ -76,7 +78,7 @@ class Rings:
     # --- room ---
 
     def add(self, signal: str) -> int:
-        """The number of a signal. Room is made by `reserve`."""
+        """The number of a signal. `reserve` makes the room."""
         return self.signals.setdefault(signal, len(self.signals))
 
     def reserve(self, rows: int) -> None:
@@ -86,8 +88,8 @@ class Rings:
         if signals <= had and rows <= had_rows:
             return
         if rows > had_rows:
-            # An eighth more: the fleet's size is mostly known before (`Telemetry.show`), and while this grows
-            # the old array and the new one are in memory together, gigabytes each in a large fleet.
+            # An eighth more: the fleet's size is usually known before (`Telemetry.show`), and during growth
+            # the old array and the new one are both in memory, gigabytes each in a large fleet.
             rows = max(rows, had_rows + had_rows // 8)
         rows = max(rows, had_rows)
         signals = max(signals, had)
@@ -104,11 +106,11 @@ class Rings:
         self.rows = rows
 
     def heard_since(self, signal: int, since_s: float) -> NDArray[np.intp]:
-        """The rows that have a value of it as new as that."""
+        """The rows with a value of it at least that recent."""
         return np.flatnonzero(self._at[signal] >= since_s)
 
     def advance(self, slot: int) -> None:
-        """Enters the slots up to `slot`; a slot that comes round again is emptied."""
+        """Moves on to `slot`; reused slots are emptied."""
         if self.head is None:
             self.head = slot
         if slot <= self.head:
@@ -117,7 +119,7 @@ class Rings:
         self.head = slot
         self._summed[:, entered // BLOCK] = False
         if self.counters and len(entered) == SLOTS:
-            # New zeros cost nothing until they are written; to empty every slot took 1.4 s for 100,000 GPUs.
+            # New zeros cost nothing until they are written; emptying every slot took 1.4 s for 100,000 GPUs.
             self._ring = np.zeros(self._ring.shape, np.float32)
             self._span = np.zeros(self._span.shape, np.uint16)
             return
@@ -129,8 +131,8 @@ class Rings:
     # --- writing ---
 
     def put(self, signal: NDArray, row: NDArray, values: NDArray, at_s: NDArray) -> tuple[int, int]:
-        """Takes samples in, at most one of a series; returns how many are dropped: those older than the ring,
-        and those not newer than the last of their series (a request sent again must not count twice).
+        """Stores samples, at most one per series; returns how many are dropped: those older than the ring,
+        and those not newer than the last of their series (a repeated request must not count twice).
 
         `values` have any shape, the others one that broadcasts to it; rows and signals must have room.
         """
@@ -171,9 +173,9 @@ class Rings:
     def put_run(
         self, signal: int, first: int, values: NDArray, run: "Run", given: NDArray[np.bool_] | None
     ) -> int | None:
-        """As `put`, for samples of one signal and of rows that lie side by side: no cell is looked up. How
-        many are not newer than the last; None, and nothing taken, where a counter fell or comes back: only
-        `put` can handle that. `given`: which samples there are; None: all."""
+        """Like `put`, for samples of one signal and of adjacent rows, without looking up cells. Returns how
+        many are not newer than the last; None, with nothing stored, if a counter fell or comes back, which
+        only `put` can handle. `given`: which samples exist; None: all."""
         rows = slice(first, first + len(values))
         before = self._at[signal, rows]
         fits = run.at_s > before
@@ -195,7 +197,7 @@ class Rings:
     def _grow_run(
         self, signal: int, rows: slice, values: NDArray, run: "Run", fits: NDArray[np.bool_]
     ) -> bool:
-        """False, and nothing done, where a counter fell or comes back."""
+        """False, with nothing done, if a counter fell or comes back."""
         last, since_s = self._last[signal, rows], run.at_s - self._at[signal, rows]
         grows = fits & (since_s <= WINDOW_S)
         back = last < self._high[signal, rows]
@@ -216,7 +218,8 @@ class Rings:
     def _put_growth(
         self, cell: NDArray, place: NDArray, values: NDArray, at_s: NDArray, before: NDArray
     ) -> NDArray:
-        """A gap longer than the window, and a fall, start over. Returns the values to keep as the last."""
+        """A gap longer than the window, and a fall, start over. Returns the values to keep as the last
+        ones."""
         last = self._last.reshape(-1)[cell]
         high, fell_at = self._high.reshape(-1), self._fell.reshape(-1)
         going_on = at_s - before <= WINDOW_S
@@ -226,7 +229,7 @@ class Rings:
             values, fell = np.where(slight, last, values), fell & ~slight
         kept = values
         if fell.any():
-            # Of two falls in a row the first value is what it may come back to.
+            # After two falls in a row, the first value is the one it may come back to.
             at, still = cell[fell], at_s[fell] - fell_at[cell[fell]] <= WINDOW_S
             high[at] = np.where(still, np.fmax(high[at], last[fell]), last[fell])
             fell_at[at] = at_s[fell]
@@ -248,7 +251,8 @@ class Rings:
 
     def forget(self, rows: NDArray, before_s: float) -> None:
         """Empties these rows up to `before_s` and to the end of its slot; a series whose last value is older
-        starts over. Counters are emptied whole: growth reported after that moment may have come before it."""
+        starts over. Counters are emptied completely: growth reported after that moment may be from before
+        it."""
         if self.head is None or not len(rows):
             return
         first, stop = self.head - SLOTS + 1, self.head + 1
@@ -267,11 +271,11 @@ class Rings:
     # --- reading ---
 
     def last(self, number: int, n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The last values and their times (-inf: never), (n,) views."""
+        """The last values and their times (-inf: never), as (n,) views."""
         return self._last[number, :n], self._at[number, :n]
 
     def window(self, number: int, n: int, slots: int, end: int) -> NDArray[np.float32]:
-        """(slots, n), oldest first, up to slot `end`; NaN where nothing came. A view where it can be one."""
+        """(slots, n), oldest first, up to slot `end`; NaN without a value. A view if possible."""
         parts = self._parts(slots, end)
         pieces = [self._ring[number, part, :n] for part in parts]
         if self.counters:
@@ -286,7 +290,7 @@ class Rings:
         return found
 
     def growth(self, number: int, n: int, slots: int, end: int) -> tuple[NDArray, NDArray]:
-        """(n,) growth in the window and seconds observed; growth is NaN where that is none."""
+        """(n,) growth in the window and seconds observed; growth is NaN if nothing was observed."""
         grew, span = np.zeros(n), np.zeros(n, np.int64)
         for part in self._parts(slots, end):
             first, stop = -(-part.start // BLOCK), part.stop // BLOCK
@@ -307,7 +311,7 @@ class Rings:
         return grew, span / SPAN_UNITS
 
     def _sum_up(self, number: int, first: int, stop: int) -> None:
-        """Makes the sums of these blocks right."""
+        """Recomputes the sums of these blocks."""
         for block in (first + np.flatnonzero(~self._summed[number, first:stop])).tolist():
             part = slice(block * BLOCK, (block + 1) * BLOCK)
             self._ring[number, part].sum(axis=0, out=self._block_ring[number, block])
@@ -315,7 +319,8 @@ class Rings:
             self._summed[number, block] = True
 
     def _parts(self, slots: int, end: int) -> list[slice]:
-        """Where the slots up to `end` lie in the ring, oldest first; what is before the ring lies nowhere."""
+        """Where the slots up to `end` lie in the ring, oldest first; slots from before the ring lie
+        nowhere."""
         self.advance(end)
         oldest = (end if self.head is None else self.head) - SLOTS + 1
         first = max(end - slots + 1, oldest)

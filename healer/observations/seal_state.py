@@ -9,7 +9,7 @@ SEAL_LATE, WITNESS_LATE = timedelta(seconds=60), timedelta(minutes=5)
 
 
 def seal_problems(state: SealState, now: datetime) -> dict[str, Said]:
-    """What is wrong, in sentences: under `SEAL` that nothing seals, else under the witness's name."""
+    """Problems as sentences: under `SEAL` if nothing seals the audit, otherwise under the witness's name."""
     found = {}
     if state.since is not None and now - state.since > SEAL_LATE:
         found[SEAL] = say("observations.not_sealed", since=f"{state.since:%Y-%m-%d %H:%M:%S}")

@@ -1,4 +1,4 @@
-"""What is known of silent nodes and outages from one walk to the next."""
+"""What is known about silent nodes and outages from one walk to the next."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class Outage(NamedTuple):
 
 
 class AllHeard(NamedTuple):
-    """None of these nodes can be silent until then: each was heard since."""
+    """None of these nodes can be silent until then: each has been heard since."""
 
     nodes: Mapping[str, SlurmNode]
     until: datetime
@@ -28,23 +28,23 @@ class AllHeard(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Who is silent, and until when that and what follows from it stay so, if all others keep their
-    cadence."""
+    """The silent nodes, and until when that and its consequences stay the same, if all others keep sending
+    regularly."""
 
     silent: Set[str]
     until: datetime
 
 
 class Alone(NamedTuple):
-    """`since`: when the node was last heard. `others_back_at`: when those of its place that had been away
-    with it were back; None where none had been."""
+    """`since`: when the node was last heard. `others_back_at`: when the nodes of its place that had been
+    silent with it were back; None if there were none."""
 
     since: datetime
     others_back_at: datetime | None
 
 
 class Unreached(NamedTuple):
-    """A node that sends nothing, and that Slurm did not reach either: since when, and until when."""
+    """A node that sends nothing and that Slurm did not reach either: since when, and until when."""
 
     since: datetime
     back_at: datetime | None = None
@@ -54,19 +54,18 @@ class Unreached(NamedTuple):
 class Silences:
     """Which nodes are silent."""
 
-    #: The result of the last look; None: a node is silent, or a sender is new.
+    #: The result of the last evaluation; None: a node is silent, or a sender is new.
     all_heard: AllHeard | None = None
-    #: Outages that the last walk left open.
+    #: Outages that were open after the last walk.
     outages: tuple[Outage, ...] = ()
-    #: Nodes of a place whose network is broken for them, by incidents that the last walk left open.
+    #: Nodes of a place whose network is broken for them, by incidents that were open after the last walk.
     broken: frozenset[str] = frozenset()
     #: Nodes that were judged alone.
     alone: dict[str, Alone] = field(default_factory=dict)
     #: Nodes without a sender that Slurm does not reach, or did not reach before; and Slurm's nodes that were
-    #: last looked at for them.
+    #: last checked for them.
     unreached: dict[str, Unreached] = field(default_factory=dict)
     looked_at: Mapping[str, SlurmNode] | None = None
-    #: When a heartbeat of the node came last that had arrived long before. It has waited in a spool or the
-    #: inbox, as may what its node has sent since; or the clock of the API that took it is behind. Neither is
-    #: the node's silence.
+    #: When the node's last delayed heartbeat came. It has waited in a spool or the inbox, as may what its
+    #: node has sent since; or the clock of the API that received it is behind. Neither is the node's silence.
     late: dict[str, datetime] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """The state of slurmctld, how often it may be polled, and the places of its nodes.
 
-The state is for people and for the pace of the poll. No action on a node follows from it.
+The state is for people and for the pace of polling. No action on a node follows from it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from healer.text import Said, joined, quoted, say, unstopped
 #: polls were 10% of the requests that a slurmctld of 1,250 nodes got.
 POLL_S, REST_PER_S_SPENT = 2.0, 20
 REST_MAX_S = 10.0
-#: While one of these lasts each pause is twice as long as the one before.
+#: While one of these lasts, each pause is twice as long as the one before.
 _PRESSED = frozenset({Trouble.slow, Trouble.backlog})
 
 
@@ -34,7 +34,7 @@ def noted(
 ) -> Controller:
     """`seen` with its troubles, each since the poll that first showed it.
 
-    While it does not answer its figures are the last known ones, and what they showed goes on.
+    While it does not answer, its figures are the last known ones, and what they showed continues.
     """
     if seen.problem and before is not None:
         seen = msgspec.structs.replace(
@@ -66,7 +66,7 @@ def _is_shown(
 
 
 def _grows(seen: Controller, before: Controller | None) -> bool:
-    """slurmdbd takes nothing: its queue has grown, and not fallen since. A working one empties it."""
+    """slurmdbd accepts nothing: its queue has grown, and not shrunk since. A working slurmdbd empties it."""
     queue = seen.dbd_queue or 0
     last = before.dbd_queue if before else None
     if before is None or last is None or queue == 0:
@@ -75,7 +75,7 @@ def _grows(seen: Controller, before: Controller | None) -> bool:
 
 
 def troubles(controller: Controller | None) -> list[Report]:
-    """What a page says of it, the worst first; empty while all is well or nothing is known."""
+    """The troubles for a page, worst first; empty if all is well or nothing is known."""
     if controller is None:
         return []
     return [
@@ -115,7 +115,7 @@ def _backlog(seen: Controller) -> Iterator[Said]:
 
 
 def rest_s(spent_s: float, controller: Controller, last_s: float) -> float:
-    """Seconds to pause after a poll that took `spent_s`, `last_s` being the pause before it.
+    """Seconds to pause after a poll that took `spent_s`, where `last_s` is the pause before it.
 
     Longer and longer while slurmctld is slow or behind, and at once as before after that.
     """
@@ -130,7 +130,7 @@ Switches = Mapping[str, tuple[str, ...]]
 
 
 class Placing:
-    """Puts places on snapshots. While nothing has changed, the same mapping of nodes comes out again."""
+    """Adds places to snapshots. While nothing has changed, it returns the same mapping of nodes."""
 
     def __init__(self) -> None:
         self._last: tuple[Mapping[str, SlurmNode], Topology, Switches, Mapping[str, SlurmNode]] | None = None
@@ -146,7 +146,7 @@ class Placing:
 
 
 def with_places(snapshot: SlurmSnapshot, topology: Topology, switches: Switches) -> SlurmSnapshot:
-    """Where the snapshot has no place: that of the file, and else that of Slurm's own tree."""
+    """If the snapshot has no place: the file's, else that of Slurm's own tree."""
     if not topology.places and not switches:
         return snapshot
     nodes = {
@@ -157,7 +157,7 @@ def with_places(snapshot: SlurmSnapshot, topology: Topology, switches: Switches)
 
 
 def placed(node: SlurmNode, place: Place, above: tuple[str, ...] = ()) -> SlurmNode:
-    """A block of Slurm's is what the site says that it is: nodes that share one NVLink domain."""
+    """A Slurm block is what the site says it is: nodes that share one NVLink domain."""
     blocks = tuple(name.removeprefix(BLOCK) for name in above if name.startswith(BLOCK))
     above = tuple(name for name in above if not name.startswith(BLOCK))
     leaf = node.switch or place.switch or (above[0] if above else "")
@@ -171,6 +171,6 @@ def placed(node: SlurmNode, place: Place, above: tuple[str, ...] = ()) -> SlurmN
         domain=node.domain or place.domain or (blocks[0] if blocks else ""),
         pdu=node.pdu or place.pdu,
         row=node.row or place.row,
-        # Of a leaf that Slurm does not put above the node its tree says nothing.
+        # Slurm's tree says nothing about a leaf that is not above the node.
         switches=above[above.index(leaf) :] if leaf in above else (leaf,) if leaf else (),
     )

@@ -1,4 +1,4 @@
-"""What step times report besides the time: its parts, where ranks are, results; and who may report it."""
+"""What step reports contain besides the time: its parts, where ranks run, results; and who may report it."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ class StepParts:
         self._sum[:, row], self._count[:, row] = 0, 0
 
     def add(self, batch: StepBatch, row: NDArray[np.int64]) -> None:
-        """`row` (n,): where the steps of the batch's lines lie."""
+        """`row` (n,): the rows of the steps in the batch's lines."""
         steps = self._sum.shape[1]
         for part, name in enumerate(PARTS):
             values = getattr(batch, name)
@@ -32,7 +32,7 @@ class StepParts:
                 self._count[part] += np.bincount(row[valid], minlength=steps)
 
     def mean(self, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-        """(3,) the median over these steps of the mean over ranks, NaN where fewer than half reported it."""
+        """(3,) the median over these steps of the mean over ranks, NaN if fewer than half reported it."""
         with np.errstate(invalid="ignore", divide="ignore"):
             each = self._sum[:, rows] / self._count[:, rows]
         found = np.full(len(PARTS), np.nan)
@@ -43,7 +43,7 @@ class StepParts:
         return found
 
 
-#: Of a rank that reported nothing: no index of `DOING`.
+#: A rank that reported nothing: no index of `DOING`.
 UNREPORTED = -1
 COMPUTE, COLLECTIVE, BETWEEN = (DOING.index(name) for name in ("compute", "collective", "between"))
 #: The job itself reports that it makes no steps.
@@ -51,8 +51,8 @@ RESTS = tuple(DOING.index(name) for name in ("checkpoint", "evaluation"))
 
 
 class InStep:
-    """By rank, (R,): the latest report of each. `step`: the one it is in, or that it ended last when it is
-    between two; `since_s` when that began, `reported_s` when healer heard of it, s since 1970."""
+    """By rank, (R,): the latest report of each. `step`: the one that it is in, or that it ended last if it is
+    between two; `since_s`: when that began; `reported_s`: when healer received it, s since 1970."""
 
     def __init__(self) -> None:
         self.step = np.full(0, -1, np.int64)
@@ -75,7 +75,7 @@ class InStep:
         since_s: NDArray[np.float64],
         reported_s: float,
     ) -> None:
-        """(n,) reports in the order in which they came: of one rank the last counts."""
+        """(n,) reports in order of arrival: the last one of each rank counts."""
         self.step[rank], self.doing[rank] = step, doing
         self.since_s[rank], self.reported_s[rank] = since_s, reported_s
 
@@ -84,14 +84,14 @@ class InStep:
         self.doing[:], self.reported_s[:] = UNREPORTED, -np.inf
 
 
-#: Columns of a batch. NaN is not reported; a reported result that is no number is infinite.
+#: Columns of a batch. NaN: not reported; a reported result that is not a number is infinite.
 RESULTS = ("loss", "grad_norm")
 
 
 class Results:
-    """One ring of steps × ranks for each result; none for a result that the job never reported.
+    """One ring of steps × ranks per result; none for a result that the job never reported.
 
-    Doubles: results that should be equal are compared to the last bit.
+    Doubles, because results that should be equal are compared to the last bit.
     """
 
     def __init__(self, steps: int) -> None:
@@ -99,11 +99,11 @@ class Results:
         self._rings: dict[str, NDArray[np.float64]] = {}
 
     def names(self) -> list[str]:
-        """Of what was ever reported."""
+        """The names of all results ever reported."""
         return list(self._rings)
 
     def of(self, name: str, row: int, ranks: int) -> NDArray[np.float64]:
-        """(ranks,) one step's results, NaN where not reported."""
+        """(ranks,) one step's results, NaN if not reported."""
         return self._rings[name][row, :ranks]
 
     def grow(self, capacity: int) -> None:
@@ -118,7 +118,7 @@ class Results:
             ring[row] = np.nan
 
     def put(self, batch: StepBatch, row: NDArray[np.int64], rank: NDArray[np.int32]) -> None:
-        """The batch's lines are of these rows and ranks. The first report counts."""
+        """The batch's lines belong to these rows and ranks. The first report counts."""
         for name in RESULTS:
             values = getattr(batch, name)
             given = ~np.isnan(values)
@@ -136,7 +136,7 @@ COLUMNS = ("rank", "step", "at", "node", "gpu", "stage", "step_s", *PARTS, "work
 
 
 def vouched(batch: StepBatch, slurm: SlurmSnapshot | None) -> NDArray[np.bool_] | None:
-    """(n,) rows that name no node, or one that the job holds; none of a life that Slurm has not begun.
+    """(n,) rows that name no node, or one that the job holds; none for a life that Slurm has not begun.
 
     None: Slurm does not show the job as active, so nothing can be checked.
     """
@@ -150,7 +150,7 @@ def vouched(batch: StepBatch, slurm: SlurmSnapshot | None) -> NDArray[np.bool_] 
 
 
 def only(batch: StepBatch, rows: NDArray[np.bool_]) -> StepBatch:
-    """These rows of it."""
+    """The batch with only these rows."""
     if rows.all():
         return batch
     columns = {name: getattr(batch, name)[rows] for name in COLUMNS}

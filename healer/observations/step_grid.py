@@ -1,7 +1,7 @@
 """Step times of a job as matrices, and how far each rank was from its peers.
 
 Pure numpy over what senders reported. All ranks of a synchronous job share the step's whole time, so only the
-compute time before the collective, per unit of work, shows the slow one. This is for people who look.
+compute time before the collective, per unit of work, shows the slow rank. For display to people.
 """
 
 import math
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from healer.model.telemetry import StepBatch
 from healer.observations.steps import REWIND
 
-#: So many steps are kept.
+#: The number of steps kept.
 STEPS_KEPT = 200
 RANKS_AT_MOST = 16_384
-#: A rank's figures are medians of its last so many steps.
+#: A rank's figures are medians of its last steps, this many.
 RECENT_STEPS = 20
-#: So much above its stage counts as a slow step.
+#: A step this far above its stage counts as slow.
 SLOW = 0.05
 
 Matrix = NDArray[np.float64]
@@ -30,7 +30,7 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StepGrid:
-    """The latest life of a job. Matrices are (ranks, steps), NaN where nothing came.
+    """The latest life of a job. Matrices are (ranks, steps), NaN without data.
 
     `node` is an index into `nodes`, -1 unknown; `gpu` and `stage` likewise; `at` is s since 1970 per step.
     """
@@ -46,7 +46,7 @@ class StepGrid:
     step_s: Matrix
     compute_s: Matrix
     work: Matrix
-    #: The job did not say where its ranks run: they were laid over Slurm's nodes in order.
+    #: The job did not report where its ranks run: they were laid over Slurm's nodes in order.
     placed_by_order: bool = False
 
     @property
@@ -55,7 +55,8 @@ class StepGrid:
 
 
 def grid(batches: Iterable[StepBatch], *, slurm_nodes: Sequence[str] = ()) -> StepGrid | None:
-    """The last `STEPS_KEPT` steps of the latest life; None when nothing came. A repeat is the later word."""
+    """The last `STEPS_KEPT` steps of the latest life; None without data. If a line is repeated, the later one
+    counts."""
     batches = [batch for batch in batches if batch.doing is None and len(batch.rank)]
     if not batches:
         return None
@@ -102,8 +103,8 @@ def grid(batches: Iterable[StepBatch], *, slurm_nodes: Sequence[str] = ()) -> St
 
 
 def _of_last_pass(step: NDArray[Any], at: Matrix) -> NDArray[np.bool_]:
-    """(n,) rows since the job last went back: from a checkpoint on it makes its steps again, maybe on fewer
-    nodes, and what lies beyond is of before. Of each step the time counts by which most ranks had made it."""
+    """(n,) rows since the job last went back: from a checkpoint on it repeats its steps, maybe on fewer
+    nodes, and later steps are from before. Each step is dated by the time by which most ranks had made it."""
     numbers, count = np.unique(step, return_counts=True)
     made_at = at[np.lexsort((at, step))][np.cumsum(count) - 1 - count // 4]
     lower = np.searchsorted(numbers, numbers - REWIND) - 1
@@ -119,7 +120,7 @@ def _global(batch: StepBatch, names: dict[str, int]) -> NDArray[np.int64]:
 
 
 def _placed(made: StepGrid, slurm_nodes: Sequence[str]) -> StepGrid:
-    """Ranks without a node are laid over Slurm's nodes in order, where the counts fit."""
+    """Ranks without a node are laid over Slurm's nodes in order, if the counts fit."""
     count, ranks = len(slurm_nodes), len(made.rank)
     if made.nodes or not count or ranks % count or not np.array_equal(made.rank, np.arange(ranks)):
         return made
@@ -140,15 +141,15 @@ def median_over_ranks(values: Matrix) -> Matrix:
 
 def _median(values: Matrix, axis: int | None = None) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a row that knows nothing is NaN, as it should be
+        warnings.simplefilter("ignore", RuntimeWarning)  # a row without data is NaN, as it should be
         return np.nanmedian(values, axis=axis)
 
 
 def deviation(made: StepGrid) -> Matrix:
     """(ranks, steps): compute per work over the median of the same stage at that step, minus 1.
 
-    Without compute times: the whole step over the median of all steps, minus 1. Work counts only in steps
-    where every rank of the stage that reported its compute reported its work too.
+    Without compute times: the whole step over the median of all steps, minus 1. Work counts only in steps in
+    which every rank of the stage that reported compute also reported work.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         if not made.has_compute:
@@ -165,7 +166,7 @@ def deviation(made: StepGrid) -> Matrix:
 
 
 class RankPace(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank did lately: shares above its stage (0.18: 18 % more), None where nothing was reported."""
+    """A rank's recent pace: shares above its stage (0.18: 18 % more), None if nothing was reported."""
 
     rank: int
     node: str | None
@@ -186,7 +187,8 @@ def lately(away: Matrix) -> NDArray[np.float64]:
 
 
 def slowest(made: StepGrid, away: Matrix, count: int = 10) -> list[RankPace]:
-    """The ranks that were furthest above their stage lately, worst first; those with three steps or more."""
+    """The ranks that were recently furthest above their stage, worst first; only those with three steps or
+    more."""
     middle = lately(away)
     order = [int(row) for row in np.argsort(-np.nan_to_num(middle, nan=-np.inf), kind="stable")[:count]]
     compute = _median(made.compute_s[:, -RECENT_STEPS:], axis=1)

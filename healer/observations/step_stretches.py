@@ -1,5 +1,4 @@
-"""Stretches of steps without a pause, from the step times that a job sends: what the goodput ledger keeps of
-them."""
+"""Stretches of steps without a pause, from the step times that a job sends, for the goodput ledger."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -11,12 +10,12 @@ import numpy as np
 from healer.model.goodput import Stretch
 from healer.model.telemetry import StepBatch
 
-#: A stretch ends after so long, so that steps that got slower have one of their own.
+#: A stretch ends after this long, so that steps that got slower form one of their own.
 MOST_S = 300.0
-#: Between steps, beyond what is usual: longer is a pause.
+#: A gap between steps longer than usual by this is a pause.
 _PAUSE_S, _PAUSE_SHARE = 0.2, 0.05
 
-#: A job that sends no step numbers has the second of its end in their place.
+#: If a job sends no step numbers, the second of a step's end takes their place.
 _SECONDS = 10**9
 
 
@@ -27,10 +26,10 @@ class _Step(NamedTuple):
 
 
 def stretches(last: Stretch | None, batches: Sequence[StepBatch]) -> list[Stretch]:
-    """The stretches that these batches of one life add. The first one replaces `last` where it goes on.
+    """The stretches that these batches of one life add. The first one replaces `last` if it continues it.
 
-    Steps that `last` holds already change nothing, so batches may be read twice. A step is known by its
-    number; where a job sends none, the steps of its lowest rank count.
+    Steps that `last` already contains change nothing, so batches may be read twice. A step is identified by
+    its number; if a job sends none, the steps of its lowest rank count.
     """
     steps = _steps(batches)
     gaps = [after.begin - before.end for before, after in pairwise(steps)]
@@ -53,7 +52,7 @@ def _stretch(step: _Step, before: Stretch | None) -> Stretch:
 
 
 def _grown(now: Stretch, step: _Step, usual_s: float) -> Stretch | None:
-    """The stretch with this step; itself where it holds the step already; None: a new one begins."""
+    """The stretch with this step; unchanged if it contains the step already; None: a new one begins."""
     begin, end = now.begin.timestamp(), now.end.timestamp()
     if now.is_numbered != (step.number >= 0):
         return None
@@ -63,7 +62,7 @@ def _grown(now: Stretch, step: _Step, usual_s: float) -> Stretch | None:
         return now
     more = step.number - now.last if now.is_numbered else 1
     each_s = step.end - step.begin
-    # Of steps that were not reported, as in a log of every tenth step, each took as long.
+    # Unreported steps, as in a log of every tenth step, each took equally long.
     gap = step.end - more * each_s - end
     if gap > usual_s + max(_PAUSE_S, _PAUSE_SHARE * each_s) or step.end - begin > MOST_S:
         return None
@@ -90,8 +89,9 @@ def _steps(batches: Sequence[StepBatch]) -> list[_Step]:
 
 
 def _by_one_clock(numbers: np.ndarray, ranks: np.ndarray, ends: np.ndarray, usual_s: float) -> np.ndarray:
-    """The ends of steps by the clock of the lowest rank. Ranks make a step together: one whose steps usually
-    end further from its ends than a step takes has another clock, and made none of them a second time."""
+    """The ends of steps by the clock of the lowest rank. Ranks make a step together: a rank whose steps
+    usually end further from its ends than a step takes has a different clock, and made none of them a second
+    time."""
     _, first = np.unique((ranks.astype(np.int64) << 32) | numbers, return_index=True)  # by rank and number
     lowest = first[ranks[first] == ranks.min()]
     same = lowest[np.minimum(np.searchsorted(numbers[lowest], numbers[first]), len(lowest) - 1)]
@@ -113,7 +113,8 @@ def _columns(batches: Sequence[StepBatch]) -> Iterator[tuple[np.ndarray, ...]]:
 
 
 def _numbered(numbers: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> Iterator[_Step]:
-    """A step that is made again after a restart within the same life has the same number, and is another."""
+    """A step that is repeated after a restart within the same life has the same number, but is another
+    step."""
     order = np.lexsort((ends, numbers))
     numbers, begins, ends = numbers[order], begins[order], ends[order]
     apart = np.empty(numbers.size, np.bool_)

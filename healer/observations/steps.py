@@ -18,34 +18,35 @@ if TYPE_CHECKING:
     from healer.model.telemetry import StepBatch
 
 STEPS = 128
-#: A job that Slurm shows no more, and an earlier life of one, is kept this long.
+#: How long a job that Slurm no longer shows, and an earlier life, are kept.
 FORGET_AFTER = timedelta(minutes=10)
-#: Times between news of a job that are kept.
+#: Times between reports of a job that are kept.
 NEWS = 32
 #: A step counts once this share of the ranks reported it.
 ENOUGH = 0.8
-#: What has not come by then is not waited for.
+#: Reports later than this are not waited for.
 LATE_AFTER_S = 10.0
-#: A step so far back with newer times: the job went back to a checkpoint within the same life.
+#: A step this far back with newer times: the job went back to a checkpoint within the same life.
 REWIND = 16
-#: A rank reported by another node has moved once its own node has reported nothing of it for so long. Before,
-#: what the other node reports of it is dropped.
+#: A rank reported by another node has moved once its own node has reported nothing about it for this long.
+#: Until then, the other node's reports about it are dropped.
 MOVED_AFTER_S = 30.0
 
 
 # --- how many lives of jobs, and ranks of each, are kept -------------------------------------------------
-# Every token with the role `signals` may report step times of any job. So there is room for what Slurm shows,
-# and a little for what it does not show (yet); neither grows beyond it, whatever is sent.
+# Every token with the role `signals` may report step times of any job. So there is room for the jobs that
+# Slurm shows, and a little for those that it does not show (yet); neither grows beyond that, whatever is
+# sent.
 
 RANKS_MAX = 16_384
 LIVES_MAX = 500
-#: Over all lives: 1 KiB each, and 1 KiB more for each result (loss, gradient norm) that the job reports.
+#: Ranks over all lives: 1 KiB each, and 1 KiB more per result (loss, gradient norm) that the job reports.
 RANKS_TOTAL = 131_072
-#: A job's life now, the one before, and one that Slurm does not show yet.
+#: Lives per job: the present one, the one before, and one that Slurm does not show yet.
 LIVES_OF_JOB = 3
-#: Ranks of a job: at most so many on each of its GPUs.
+#: The most ranks on each of a job's GPUs.
 RANKS_PER_GPU = 2
-#: Of jobs that Slurm does not show, all together.
+#: Limit for all jobs together that Slurm does not show.
 UNSHOWN_LIVES_MAX = 50
 UNSHOWN_RANKS_MAX = 4096
 
@@ -54,7 +55,7 @@ LifeKey = tuple[str, int]
 
 
 class Life(Protocol):
-    """What is asked of a life here: columns it has room for, and when it was last heard."""
+    """What is needed of a life here: columns it has room for, and when it was last reported."""
 
     @property
     def capacity(self) -> int: ...
@@ -69,7 +70,7 @@ def active_job(slurm: SlurmSnapshot | None, job: str) -> SlurmJob | None:
 
 
 def is_shown(job: str, slurm: SlurmSnapshot | None) -> bool:
-    """Without a snapshot of Slurm every job counts as shown: there is nothing to check against."""
+    """Without a Slurm snapshot every job counts as shown, because nothing can be checked."""
     return slurm is None or job in slurm.jobs
 
 
@@ -82,12 +83,12 @@ def ranks_most(job: str, slurm: SlurmSnapshot | None) -> int:
         return UNSHOWN_RANKS_MAX
     nodes = [(name, slurm.nodes.get(name)) for name in set(shown.nodes)]
     gpus = sum(len(shown.gpus[name]) if name in shown.gpus else node.gpus for name, node in nodes if node)
-    # Else a job without GPUs, or one whose GPUs Slurm does not report.
+    # Otherwise a job without GPUs, or one whose GPUs Slurm does not report.
     return min(RANKS_PER_GPU * gpus, RANKS_MAX) if gpus else RANKS_MAX
 
 
 def grown(capacity: int, ranks: int, most: int) -> int:
-    """Room for `ranks` columns, at most `most`: doubled, so that adding stays cheap."""
+    """Room for `ranks` columns, at most `most`; doubled, so that growing stays cheap."""
     return capacity if ranks <= capacity else min(max(ranks, 2 * capacity, 8), max(most, ranks))
 
 
@@ -96,8 +97,8 @@ def make_room(
 ) -> list[LifeKey] | None:
     """The lives to forget so that life `key` may have `capacity` columns; None: it may not.
 
-    The oldest lives of its own job go, then those of jobs that Slurm does not show, then the longest unheard.
-    A job that Slurm does not show takes nothing from those that it shows.
+    First go the oldest lives of its own job, then those of jobs that Slurm does not show, then those that
+    have not reported for longest. A job that Slurm does not show takes nothing from those that it shows.
     """
     away: list[LifeKey] = []
     if key not in lives:
@@ -123,7 +124,8 @@ def make_room(
 def _surplus(
     lives: Mapping[LifeKey, Life], most: int, ranks: int, first: Collection[LifeKey]
 ) -> Iterator[LifeKey]:
-    """What has to go until at most `most` lives with `ranks` columns are left; `first` go before all."""
+    """The lives to drop until at most `most` with `ranks` columns are left; those in `first` go before all
+    others."""
     count, total = len(lives), sum(life.capacity for life in lives.values())
     if count <= most and total <= ranks:
         return
@@ -146,22 +148,24 @@ class Places:
     gpu: NDArray[np.int32]
 
 
-# Wide: one life of a job is arrays over the same steps and ranks: they grow, rewind and forget together.
+# Wide: one life of a job is a set of arrays over the same steps and ranks, which grow, rewind and forget
+# together.
 class JobSteps:
     """One life of one job. Arrays are (STEPS, R) and (R,); rows are `step % STEPS`, columns are ranks."""
 
     def __init__(self, cluster: str, job: str, restart: int, at: datetime) -> None:
         self.cluster, self.job, self.restart = cluster, job, restart
         self.heard_at = at
-        #: The tokens that sent it so far.
+        #: The tokens that have sent it so far.
         self.sent_by = ""
         self.gone_at: datetime | None = None
-        #: Slurm showed the job at work for all that was taken in. Until it does, any sender may report it.
+        #: Slurm showed the job running for everything that was stored. Until it does, any sender may report
+        #: it.
         self.vouched = False
         #: How often the job went back: what was learnt from later steps no longer counts.
         self.rewound = 0
         self.newest = -1
-        #: When it was heard of, and the times between such news, s.
+        #: When it was reported, and the times between reports, s.
         self.news_at: datetime | None = None
         self.news_s: deque[float] = deque(maxlen=NEWS)
         #: Step number by row, -1 empty; and the sender's newest time of it, s since 1970.
@@ -171,12 +175,12 @@ class JobSteps:
         #: `compute` and `step_s`.
         self._seconds = np.zeros((2, STEPS, 0), np.float32)
         self.results = Results(STEPS)
-        #: What the steps were made of, mean over the ranks.
+        #: The parts of the steps, mean over the ranks.
         self.parts = StepParts(STEPS)
-        #: What ranks report that have ended no step for a while.
+        #: Reports of ranks that have ended no step for a while.
         self.in_step = InStep()
         self.seen = np.zeros(0, bool)
-        #: How many columns hold anything: the highest rank heard, and one.
+        #: The number of used columns: the highest rank reported, plus one.
         self.ranks = 0
         #: By rank: its node and GPU, its stage, and whether it reports its work.
         self._own = np.zeros((4, 0), np.int32)
@@ -218,12 +222,12 @@ class JobSteps:
         return float(self.at[self.newest % STEPS]) if self.newest >= 0 else -np.inf
 
     def row(self, step: int) -> int | None:
-        """Where the step lies, None when it is not here (any more)."""
+        """The row of the step, None if it is not (or no longer) here."""
         row = step % STEPS
         return row if self.number[row] == step else None
 
     def ready(self, after: int, now: datetime) -> list[int]:
-        """Steps later than `after` that enough ranks reported and for which nothing more is waited."""
+        """Steps later than `after` that enough ranks reported and that need no longer wait for more."""
         if self.newest <= after:
             return []
         waited = (now - self.heard_at).total_seconds() > LATE_AFTER_S
@@ -236,12 +240,12 @@ class JobSteps:
         rows = rows[np.argsort(self.number[rows])]
         share = self._rank_count[rows] / np.count_nonzero(self.seen)
         enough = share >= ENOUGH
-        # The slow rank may be the late one: a step waits for all, until most are at a later step.
+        # The late rank may be the slow one: a step waits for all, until most are at a later step.
         later = np.append(np.logical_or.accumulate(enough[::-1])[::-1][1:], False)
         return self.number[rows[enough & ((share >= 1.0) | later | waited)]].tolist()
 
     def peers(self) -> list[NDArray[np.intp]]:
-        """Ranks that compare with each other: of one stage, and alike in whether they report their work."""
+        """Ranks that are comparable: of one stage, and alike in whether they report their work."""
         if self._peers is None:
             ranks = np.flatnonzero(self.seen)
             keys = self.stage[ranks].astype(np.int64) * 2 + self.with_work[ranks]
@@ -251,7 +255,7 @@ class JobSteps:
         return self._peers
 
     def places(self, slurm: SlurmSnapshot | None) -> Places:
-        """As the senders report, where Slurm agrees that the job holds that node; else by Slurm's order."""
+        """As reported by the senders, if Slurm agrees that the job holds that node; else by Slurm's order."""
         jobs = slurm.jobs if slurm is not None else None
         if self._places is not None and self._places[0] is jobs:
             return self._places[1]
@@ -273,10 +277,10 @@ class JobSteps:
         node[placed] = np.where(fits[node[placed]], node[placed], -1) if len(fits) else -1
         return Places(tuple(self._names), node, np.where(node >= 0, gpu, -1).astype(np.int32))
 
-    # --- taking in ---
+    # --- storing ---
 
     def take(self, batch: "StepBatch", most: int = RANKS_MAX) -> int:
-        """Takes in one batch; returns how many rows were of no use (late, no rank below `most`, or of another
+        """Stores one batch; returns how many rows were of no use (late, no rank below `most`, or of another
         node than the rank's)."""
         given = len(batch.rank)
         fine = (batch.rank >= 0) & (batch.rank < most) & (batch.step >= 0)
@@ -293,7 +297,7 @@ class JobSteps:
         self._make_rows(batch.step)
         here = self.number[batch.step % STEPS] == batch.step
         newest = int(batch.step.max())
-        # The first report counts: a repeat is nothing, and a later one of the same step is no better.
+        # The first report counts: a repeat adds nothing, and a later report of the same step is no better.
         batch, place = only(batch, here), place[here]
         self._identity(batch, place)
         self._put(batch)
@@ -310,7 +314,7 @@ class JobSteps:
         self.newest, self.news_at = newest, at
 
     def _make_rows(self, step: NDArray[np.int64]) -> None:
-        """Room for these steps."""
+        """Makes room for these steps."""
         first, last = int(step.min()), int(step.max())
         # The ring holds no more: a batch of a million steps must not cost a million rounds.
         for number in [last] if first == last else np.unique(step)[-STEPS:].tolist():
@@ -318,7 +322,7 @@ class JobSteps:
                 self._clear(number)
 
     def _put(self, batch: "StepBatch") -> None:
-        """Rows whose steps are here."""
+        """Stores rows whose steps are here."""
         rank, row = batch.rank, batch.step % STEPS
         np.fmax.at(self.at, row, batch.at)
         values = np.empty((2, len(rank)))
@@ -335,7 +339,7 @@ class JobSteps:
         self.parts.add(batch, row)
 
     def hear(self, batch: "StepBatch") -> int:
-        """Ranks that have reported steps report where they are now; returns how many rows were of no use."""
+        """Ranks that have reported steps report their present state; returns how many rows were of no use."""
         fine = (batch.rank >= 0) & (batch.rank < self.capacity)
         fine[fine] = self.seen[batch.rank[fine]]
         place = self._node_numbers(batch)
@@ -350,7 +354,7 @@ class JobSteps:
         return len(batch.rank) - len(index)
 
     def _notice_rewind(self, step: NDArray[np.int64], at: NDArray[np.float64]) -> None:
-        """Most of what comes is far back and yet later than the newest: the steps are run again."""
+        """Most of the new steps are far back and yet later than the newest: the steps are run again."""
         row = self.row(self.newest) if self.newest >= 0 else None
         if row is None or step.min() >= self.newest - REWIND:
             return
@@ -359,19 +363,19 @@ class JobSteps:
             self.number[:], self.newest = -1, -1
             self.in_step.forget()
             self.rewound += 1
-            # It may go on with fewer nodes than before.
+            # It may continue with fewer nodes than before.
             self._keep_ranks(np.zeros(self.capacity, bool))
             self.ranks = 0
 
     def _keep_ranks(self, kept: NDArray[np.bool_]) -> None:
-        """The others are heard of as if for the first time."""
+        """Forgets all other ranks, as if never reported."""
         self.seen &= kept
         self._places = self._peers = None
 
     def _clear(self, number: int) -> None:
         row = number % STEPS
         if row == 0 and self.newest >= 0:
-            # Who is in no step any more has left the job: the rest are not to wait for it for ever.
+            # A rank that is no longer in any step has left the job: the rest must not wait for it forever.
             self._keep_ranks(np.asarray(np.isfinite(self.step_s).any(axis=0)))
         self.number[row], self.at[row], self._rank_count[row] = number, np.nan, 0
         self._seconds[:, row] = np.nan
@@ -394,14 +398,14 @@ class JobSteps:
         return (node < 0) | (node == place[rank])
 
     def _identity(self, batch: "StepBatch", node: NDArray[np.int32]) -> None:
-        """What else the rows report of their ranks."""
+        """Stores what else the rows report about their ranks."""
         rank, placed = batch.rank, node >= 0
         self._placed_s[rank[placed]] = batch.arrived_at.timestamp()
         old = self._own[:, rank]
         new = np.empty_like(old)
         new[0], new[1], new[2], new[3] = node, batch.gpu, batch.stage, np.isfinite(batch.work)
         if not placed.all():
-            # A row without a place does not contradict the one that is known.
+            # A row without a place does not contradict the known one.
             new[:2] = np.where(placed, new[:2], old[:2])
         if self.seen[rank].all() and (new == old).all():
             return
@@ -432,17 +436,17 @@ class JobSteps:
 
 
 class StepTimes:
-    """All jobs of one cluster; how many lives and ranks of them: `healer.observations.steps`."""
+    """All jobs of one cluster; for how many lives and ranks are kept, see `healer.observations.steps`."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
-        #: Rows of no use: repeated far too late, of a rank that no job has, or that Slurm's snapshot does not
-        #: bear out.
+        #: Rows of no use: repeated far too late, of a rank that no job has, or that the Slurm snapshot does
+        #: not confirm.
         self.dropped = 0
         self._lives: dict[LifeKey, JobSteps] = {}
 
     def update(self, batches: Sequence["StepBatch"], slurm: SlurmSnapshot | None, now: datetime) -> None:
-        """Takes in what came, and forgets jobs that are over."""
+        """Stores the batches, and forgets jobs that are over."""
         by_life: dict[LifeKey, list[StepBatch]] = {}
         for batch in batches:
             if batch.cluster == self.cluster and len(batch.rank) and batch.doing is None:
@@ -458,7 +462,7 @@ class StepTimes:
     def _take(self, key: LifeKey, batch: "StepBatch", slurm: SlurmSnapshot | None) -> None:
         fine, life = vouched(batch, slurm), self._lives.get(key)
         if fine is None and life is not None and life.vouched:
-            fine = np.zeros(len(batch.rank), bool)  # the job is over, or Slurm's snapshot is stale
+            fine = np.zeros(len(batch.rank), bool)  # the job is over, or the Slurm snapshot is stale
         if fine is not None:
             self.dropped += int(np.count_nonzero(~fine))
             batch = only(batch, fine)
@@ -479,7 +483,7 @@ class StepTimes:
         self.dropped += int(np.count_nonzero(~fine)) + life.hear(only(batch, fine))
 
     def _drop_unvouched(self, slurm: SlurmSnapshot | None) -> None:
-        """Lives reported before Slurm showed the job at work: the sender may have made them up."""
+        """Drops lives reported before Slurm showed the job running: the sender may have made them up."""
         self._lives = {
             key: life
             for key, life in self._lives.items()
@@ -489,7 +493,7 @@ class StepTimes:
     def _life(
         self, key: LifeKey, batch: "StepBatch", slurm: SlurmSnapshot | None
     ) -> tuple[JobSteps | None, int]:
-        """The life, with leave to grow as the batch needs it, and the bound of its ranks; None: no room."""
+        """The life, allowed to grow as the batch needs, and the limit of its ranks; None: no room."""
         most, life = ranks_most(key[0], slurm), self._lives.get(key)
         ranks = batch.rank[batch.rank < most]
         if not len(ranks) or ranks.max() < 0:
@@ -537,7 +541,7 @@ class StepTimes:
 
 
 def joined(parts: "Sequence[StepBatch]") -> "StepBatch":
-    """Several batches of one life as one: each rank may have a sender of its own."""
+    """Several batches of one life as one, because each rank may have its own sender."""
     if len(parts) == 1:
         return parts[0]
     names: dict[str, int] = {}
@@ -557,8 +561,8 @@ def joined(parts: "Sequence[StepBatch]") -> "StepBatch":
 
 
 def _by_slurm(ranks: int, job: SlurmJob, slurm: SlurmSnapshot) -> Places | None:
-    """Block distribution over the job's nodes in Slurm's order, where the number of ranks fits the GPUs, or
-    the number of nodes. None where it does not: a guess would blame the wrong node."""
+    """Block distribution over the job's nodes in Slurm's order, if the number of ranks fits the GPUs or the
+    number of nodes. None if not: a guess would blame the wrong node."""
     gpus: list[Iterable[int]] = []
     for name in job.nodes:
         shown = slurm.nodes.get(name)

@@ -1,6 +1,6 @@
-"""The last 15 minutes of everything measured in one cluster, as arrays over its GPUs, nodes and links.
+"""The last 15 minutes of all measurements in one cluster, as arrays over its GPUs, nodes and links.
 
-One thread owns it. Arrays that it gives are valid until the next `update` or `show`.
+Used by one thread only. Returned arrays are valid until the next `update` or `show`.
 """
 
 import math
@@ -57,25 +57,25 @@ from healer.observations.report_order import (
 from healer.observations.rings import SLOT_S, SLOTS, WINDOW_S, Rings, Run, slot_of
 from healer.ports.measurements import ColumnBook
 
-#: Signals live on these.
+#: Scopes that signals live on.
 MEASURED = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
 SIGNALS_MAX = 200
-#: Of the windows of one axis. 100,000 GPUs with 70 signals fit.
+#: Limit for the windows of one axis. 100,000 GPUs with 70 signals fit.
 BYTES_MAX = 8 << 30
-#: Samples that are put into the windows at once: some arrays of so many fit into a processor's own cache.
+#: Samples stored in the windows at once: some arrays of this size fit into the processor's cache.
 TOGETHER = 8192
-#: Rows that lie side by side are taken as one, signal by signal, where they are so many on average: for few
-#: rows many calls cost more than they save.
+#: Adjacent rows are stored together, signal by signal, if there are this many on average: for few rows many
+#: calls cost more than they save.
 RUN_LEAST = 512
 
 
 @dataclass(slots=True)
 class Counts:
-    """Of this process. `late`: samples older than the windows, or of a time that a repair ended.
+    """Counts of this process. `late`: samples older than the windows, or from before a repair.
     `out_of_order`: not newer than the last of their series, or repeated. `future`: reports whose clock, or
     that of the host where they arrived, was ahead. `unknown_columns`: samples of series that the catalogue
-    does not have. `dropped`: samples for which there was no room, of another cluster, or of a node with more
-    moments than are looked at."""
+    lacks. `dropped`: samples without room, of another cluster, or of a node with more moments than are
+    processed."""
 
     reports: int = 0
     samples: int = 0
@@ -86,14 +86,14 @@ class Counts:
     dropped: int = 0
 
 
-# Wide: the one reading side of all windows: values, windows, rows and peers of one moment belong together.
+# Wide: the only reading side of all windows: values, windows, rows and peers of one moment belong together.
 class Telemetry:
-    """What rules, models and charts read."""
+    """The input of rules, models and charts."""
 
     def __init__(self, cluster: str, catalogue: Catalogue, gpu_models: Sequence[GpuModel] = ()) -> None:
         self.cluster = cluster
         self.counts = Counts()
-        #: Signals that were ever reported.
+        #: Signals that have ever been reported.
         self.reported_signals: set[str] = set()
         self._axes = Axes(cluster)
         #: By the name of a report's node, or of a device with its mark. Rows never move.
@@ -101,9 +101,10 @@ class Telemetry:
         #: Of nodes and of devices, by their rows.
         self._clocks = {Scope.node: Clocks(), Scope.device: Clocks()}
         self._senders = FigureSenders()
-        # Two for each axis: gauges (enums and bit masks too), counters. A column's place is a number in here.
+        # Two per axis: gauges (with enums and bit masks), and counters. A column's place is an index into
+        # this.
         self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
-        #: By the function that makes the groups, and scope: the layout they are of, and the groups.
+        #: By the function that makes the groups, and scope: their layout, and the groups.
         self._groups: dict[tuple[Callable[[Axes, Scope], Groups], Scope], tuple[int, Groups]] = {}
         self._specs: dict[str, NDArray[np.float64]] = {}
         self._layouts = Layouts(self._place)
@@ -118,24 +119,24 @@ class Telemetry:
         self.models(gpu_models)
 
     def models(self, gpu_models: Sequence[GpuModel]) -> None:
-        """What GPU models are made for, from now on."""
+        """Sets the specifications of GPU models."""
         self._gpu_models = tuple(gpu_models)
         self._specs.clear()
 
     @property
     def layout(self) -> int:
-        """Another number whenever rows, or what belongs to what, have changed."""
+        """A number that changes whenever rows, or what belongs to what, have changed."""
         return self._axes.version
 
     @property
     def reports(self) -> int:
-        """Taken in so far."""
+        """The number of reports stored so far."""
         return self.counts.reports
 
     # --- Slurm ---
 
     def show(self, snapshot: SlurmSnapshot, places: Topology, now: datetime | None = None) -> None:
-        """Takes in what Slurm shows. Cheap when nodes and jobs are those of the last time.
+        """Adopts a Slurm snapshot. Cheap if nodes and jobs are the same as last time.
 
         A snapshot from a host whose clock is ahead counts as of `now`.
         """
@@ -158,7 +159,7 @@ class Telemetry:
         self._put_derived(at_s)
 
     def _put_derived(self, at_s: float) -> None:
-        """Signals derived from Slurm's snapshot, as samples of the moment it was taken."""
+        """Stores signals derived from the Slurm snapshot, as samples of the moment it was taken."""
         rows, derived = self._derived
         self._enter(at_s)
         columns: dict[int, tuple[Rings, list[tuple[int, NDArray]]]] = {}
@@ -178,8 +179,8 @@ class Telemetry:
     # --- samples ---
 
     def forget(self, node: str, until: datetime) -> None:
-        """The node was repaired, returned or booted then: older measurements no longer count, also when they
-        arrive late."""
+        """The node was repaired, returned or booted at `until`: older measurements no longer count, even if
+        they arrive late."""
         row = self._axes.node(node)
         if row is None:
             return
@@ -192,51 +193,52 @@ class Telemetry:
             rings.forget(rows[rows < rings.rows], until_s)
 
     def update(self, reports: Sequence[Report], book: ColumnBook, now: datetime | None = None) -> None:
-        """Takes in reports, in the order of their times. A report that is repeated counts once.
+        """Stores reports, in the order of their times. A repeated report counts once.
 
-        Nothing is dated after `now`, this process's clock. Of each node the newest 8 moments of a call count.
+        Nothing is dated after `now`, this process's clock. For each node, the newest 8 moments of a call
+        count.
         """
         now_s = math.inf if now is None else now.timestamp()
         reports_of: dict[Scope, list[tuple[int, Report]]] = {Scope.node: [], Scope.device: []}
         for report in reports:
-            of, row = self._row_of(report)
+            scope, row = self._row_of(report)
             if row is None:
                 self.counts.dropped += len(report.values)
             else:
-                reports_of[of].append((row, report))
+                reports_of[scope].append((row, report))
         self.counts.reports += len(reports)
-        for of, pairs in reports_of.items():
+        for scope, pairs in reports_of.items():
             numbers = np.array([row for row, _ in pairs], np.int32)
             given = [report for _, report in pairs]
             at_s = np.array([report.at.timestamp() for report in given])
             arrived_s = np.array([report.arrived_at.timestamp() for report in given])
-            made = in_rounds(numbers, self._clocks[of].date(numbers, at_s, arrived_s, now_s), given)
+            made = in_rounds(numbers, self._clocks[scope].date(numbers, at_s, arrived_s, now_s), given)
             self.counts.out_of_order += made.repeated
             self.counts.dropped += made.surplus
             if made.rounds:
                 self._enter(max(float(each.times.max()) for each in made.rounds))
             for each in made.rounds:
-                self._take(of, each.nodes, each.times, each.reports, book)
+                self._take(scope, each.nodes, each.times, each.reports, book)
         self.counts.future = sum(clocks.future for clocks in self._clocks.values())
 
     def _row_of(self, report: Report) -> tuple[Scope, int | None]:
-        """Whether it is of a node or of a device, and which; None: of another cluster, or too many."""
+        """Whether it is from a node or a device, and its row; None: of another cluster, or too many."""
         if report.cluster != self.cluster:
             return Scope.node, None
         if report.node not in self._rows:
             device = device_in(report.node)
             if device is None:
-                of, row = Scope.node, self._axes.node(report.node)
+                scope, row = Scope.node, self._axes.node(report.node)
             else:
-                of, row = Scope.device, self._axes.device(device)
+                scope, row = Scope.device, self._axes.device(device)
             if row is None:
-                return of, None
-            self._rows[report.node] = of, row
+                return scope, None
+            self._rows[report.node] = scope, row
         return self._rows[report.node]
 
     @property
     def slow_clocks(self) -> int:
-        """Nodes whose samples come steadily late by more than 30 s and are dated by that lag."""
+        """Nodes whose samples are steadily late by more than 30 s and are dated by that lag."""
         return sum(clocks.slow for clocks in self._clocks.values())
 
     def check_clock(self, now: datetime) -> None:
@@ -246,28 +248,27 @@ class Telemetry:
             raise ClockStepped(f"it is {now:%H:%M:%S} UTC, and windows go beyond that")
 
     def _take(
-        self, of: Scope, nodes: NDArray, times: NDArray, reports: Sequence[Report], book: ColumnBook
+        self, scope: Scope, nodes: NDArray, times: NDArray, reports: Sequence[Report], book: ColumnBook
     ) -> None:
-        """One round: reports of different nodes (or devices), as few sets of numpy operations as they have
-        layouts."""
+        """One round: reports of different nodes (or devices), with one set of numpy operations per layout."""
         self._over = grown(self._over, self._axes.axis(Scope.node).n, -np.inf)
-        over = times <= self._over[nodes] if of is Scope.node else np.zeros(len(nodes), bool)
+        over = times <= self._over[nodes] if scope is Scope.node else np.zeros(len(nodes), bool)
         groups, others = self._layouts.alike(reports, book)
         by = np.array([self._senders.number(report.relayed_by) for report in reports], np.int16)
         for indexes, layout in groups:
             values = np.array([reports[index].values for index in indexes])
-            self._take_alike(of, nodes[indexes], times[indexes], values, over[indexes], layout)
-            for stretch in layout.stretches if of is Scope.node else ():
+            self._take_alike(scope, nodes[indexes], times[indexes], values, over[indexes], layout)
+            for stretch in layout.stretches if scope is Scope.node else ():
                 signal = stretch.signal[:, np.newaxis]
                 self._senders.put(stretch.ring, signal, nodes[indexes], by[indexes], times[indexes])
         if others:
             mixed = [reports[index] for index in others]
-            self._take_mixed(of, nodes[others], times[others], mixed, over[others], book)
-            if of is Scope.node and by[others].any():
+            self._take_mixed(scope, nodes[others], times[others], mixed, over[others], book)
+            if scope is Scope.node and by[others].any():
                 self._note_senders(nodes[others], times[others], mixed, by[others])
 
     def _take_alike(
-        self, of: Scope, nodes: NDArray, times: NDArray, values: NDArray, over: NDArray, layout: Layout
+        self, scope: Scope, nodes: NDArray, times: NDArray, values: NDArray, over: NDArray, layout: Layout
     ) -> None:
         """`values` (k, m): k reports of m columns."""
         given = np.isfinite(values)
@@ -279,20 +280,20 @@ class Telemetry:
         whole = bool(given.all())
         for stretch in layout.stretches:
             part = given[:, stretch.at]
-            if self._fits(of, stretch.ring, int(np.count_nonzero(part))):
+            if self._fits(scope, stretch.ring, int(np.count_nonzero(part))):
                 self._put_alike(stretch, nodes, times, values, None if whole else part)
 
     def _put_alike(
         self, stretch: Stretch, nodes: NDArray, times: NDArray, values: NDArray, given: NDArray | None
     ) -> None:
-        """A few signals at a time: what is worked on stays in the processor's cache. `given` (k, s, p): which
-        samples there are; None: all."""
+        """A few signals at a time, so that the data stays in the processor's cache. `given` (k, s, p): which
+        samples exist; None: all."""
         scope, rings = self._rings[stretch.ring]
         parts = len(stretch.part)
         at_s = np.repeat(times, parts)
         node, part = np.repeat(nodes, parts), np.tile(stretch.part, len(nodes))
         rows = np.full(len(node), -1, np.int32)
-        # A part of which nothing is reported gets no row.
+        # A part without any report gets no row.
         heard = slice(None) if given is None else given.any(axis=1).reshape(-1)
         rows[heard] = self._axes.rows(scope, node[heard], part[heard])
         self._reserve(scope, self._axes.axis(scope).n)
@@ -308,8 +309,8 @@ class Telemetry:
             self._put(rings, stretch.signal[some, np.newaxis], rows, samples, at_s, there)
 
     def _runs(self, rings: Rings, rows: NDArray, at_s: NDArray) -> list[tuple[slice, Run]]:
-        """Stretches of `rows` that lie side by side; none where they are many, or where some have no room or
-        are late: what is looked up cell by cell knows all cases."""
+        """Stretches of adjacent `rows`; none if there are many stretches, or if some rows have no room or are
+        late: the cell-by-cell path handles all cases."""
         edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
         if len(rows) < RUN_LEAST * (len(edges) - 1) or rows.min() < 0 or rings.is_late(float(at_s.min())):
             return []
@@ -325,7 +326,7 @@ class Telemetry:
         given: NDArray | None,
     ) -> None:
         for number, (signal, at) in enumerate(zip(stretch.signal, stretch.at, strict=True)):
-            # A view is a third of the cost of a choice.
+            # A view costs a third of a selection.
             is_block = at[-1] - at[0] == len(at) - 1 and bool((np.diff(at) == 1).all())
             samples = (values[:, at[0] : at[-1] + 1] if is_block else values[:, at]).reshape(-1)
             there = None if given is None else given[:, number].reshape(-1)
@@ -370,7 +371,7 @@ class Telemetry:
     def _note_senders(
         self, nodes: NDArray, times: NDArray, reports: Sequence[Report], by: NDArray[np.int16]
     ) -> None:
-        """Of reports with columns of their own each, whose columns were looked up."""
+        """For reports with columns of their own each, whose columns were looked up."""
         report = np.repeat(np.arange(len(reports)), [len(each.columns) for each in reports])
         columns = np.concatenate([each.columns for each in reports])
         numbered = (columns >= 0) & (columns < len(self._layouts.ring))
@@ -380,9 +381,9 @@ class Telemetry:
             signal, where = self._layouts.signal[columns[some]], report[some]
             self._senders.put(ring, signal, nodes[where], by[where], times[where])
 
-    def _fits(self, of: Scope, number: int, count: int) -> bool:
-        """Whether a ring is for reports of nodes, or of devices; counts those for the wrong one."""
-        fits = (self._rings[number][0] in OF_DEVICES) is (of is Scope.device)
+    def _fits(self, scope: Scope, number: int, count: int) -> bool:
+        """Whether a ring is for reports of nodes, or of devices; counts reports for the wrong kind."""
+        fits = (self._rings[number][0] in OF_DEVICES) is (scope is Scope.device)
         self.counts.unknown_columns += 0 if fits else count
         return fits
 
@@ -395,8 +396,8 @@ class Telemetry:
         at_s: NDArray,
         given: NDArray | None = None,
     ) -> None:
-        """Samples for one of the rings, at most one of a series: see `Rings.put` for the shapes. Rows below 0
-        have no room. `given`: which there are; None: all."""
+        """Samples for one of the rings, at most one per series: see `Rings.put` for the shapes. Rows below 0
+        have no room. `given`: which samples exist; None: all."""
         self.counts.samples += values.size if given is None else int(np.count_nonzero(given))
         if rows.min(initial=0) < 0:
             there = np.broadcast_to(True, values.shape) if given is None else given
@@ -443,7 +444,7 @@ class Telemetry:
         raise KeyError(f"{signal.name}: nothing is measured of a {signal.scope}")
 
     def _room_for(self, signal: Signal) -> Rings | None:
-        """The rings of this signal, None when there is no room left for it; `_reserve` comes before `put`."""
+        """The rings of this signal, None if there is no room left for it; call `_reserve` before `put`."""
         if signal.scope not in MEASURED:
             return None
         rings = self._ring(signal)
@@ -477,15 +478,15 @@ class Telemetry:
         return self._axes.axis(scope)
 
     def rows_of(self, node: str, scope: Scope) -> NDArray[np.int64]:
-        """Rows of a node and of its GPUs or links; none for one never heard of."""
+        """Rows of a node and of its GPUs or links; none for an unknown node."""
         row = self._axes.axis(Scope.node).row(Component(cluster=self.cluster, node=node))
         return np.zeros(0, np.int64) if row is None else self._axes.of_node(scope, row)
 
     def relayed_by(
         self, node: str, signals: Collection[str] | None, now: datetime, *, peers: bool = False
     ) -> str:
-        """The relays that sent these signals of the node, or any for None, within what the windows and the
-        last values reach back; empty: all of it is the node's own. `peers`: also those that sent the figures
+        """The relays that sent these signals of the node (None: any), within the time covered by the windows
+        and the last values; empty: all came from the node itself. `peers`: also those that sent the figures
         of many others."""
         row = self._axes.axis(Scope.node).row_of_key(node)
         if row is None:
@@ -504,7 +505,7 @@ class Telemetry:
         return either_of(found)
 
     def _nodes_of(self, scope: Scope, rows: NDArray) -> int:
-        """On how many nodes these rows lie."""
+        """The number of nodes that these rows are on."""
         if scope is Scope.node:
             return len(rows)
         node = self._axes.axis(scope).parent(Scope.node)
@@ -512,8 +513,7 @@ class Telemetry:
         return len(np.unique(there[there >= 0]))
 
     def nodes_behind(self, where: Component) -> list[str]:
-        """Nodes of this cluster that are reached through a device, or a part of it, as far as that is
-        known."""
+        """Nodes of this cluster that are reached through a device, or a part of it, as far as known."""
         if where.device is None:
             return []
         names = set(self._places.behind(where.device, where.part)) if self._places is not None else set()
@@ -526,7 +526,7 @@ class Telemetry:
         return sorted(name for name in names if name in shown)
 
     def is_gone(self, where: Component) -> bool:
-        """Slurm no longer shows that node, or that job as active; False where no snapshot is known."""
+        """Slurm no longer shows that node, or that job as active; False without a snapshot."""
         shown = self._snapshot
         if shown is None or not shown.nodes:
             return False
@@ -536,14 +536,14 @@ class Telemetry:
         return where.job is not None and (job is None or not job.active)
 
     def scope_of(self, signal: str) -> Scope | None:
-        """Where the signal lives; None for one that was never reported, or that the catalogue lacks."""
+        """The scope of the signal; None if it was never reported, or if the catalogue lacks it."""
         of = self._catalogue.signals.get(signal)
         if of is None or of.scope not in MEASURED or signal not in self._ring(of).signals:
             return None
         return of.scope
 
     def value(self, signal: str, now: datetime) -> NDArray[np.float64]:
-        """(n,) the last value, NaN where unknown, older than the signal's `stale_s`, or of the future."""
+        """(n,) the last value, NaN if unknown, older than the signal's `stale_s`, or in the future."""
         last, at_s, stale_s = self._last(signal)
         age_s = now.timestamp() - at_s
         return np.where((age_s <= stale_s) & (age_s >= -AHEAD_S), last, np.nan)
@@ -555,20 +555,20 @@ class Telemetry:
         return self.value(signal, now)
 
     def heard_s(self, signal: str) -> NDArray[np.float64]:
-        """(n,) the time of the last value, s since 1970; -inf where there never was one."""
+        """(n,) the time of the last value, s since 1970; -inf if there never was one."""
         return self._last(signal)[1]
 
     def age_s(self, signal: str, now: datetime) -> NDArray[np.float64]:
-        """(n,) seconds since the last value, NaN where there never was one."""
+        """(n,) seconds since the last value, NaN if there never was one."""
         _, at_s, _ = self._last(signal)
         age_s = np.maximum(now.timestamp() - at_s, 0.0).astype(np.float64)
         age_s[np.isinf(age_s)] = np.nan
         return age_s
 
     def window(self, signal: str, seconds: float, now: datetime) -> NDArray[np.float32]:
-        """(k, n) slots of 5 s, oldest first, the one of `now` last; NaN where nothing came. Counters: growth.
+        """(k, n) slots of 5 s, oldest first, that of `now` last; NaN without a value. Counters: growth.
 
-        Values beyond 2^24 are rounded (a bit mask's `value` is exact). ValueError beyond 15 minutes.
+        Values beyond 2^24 are rounded (a bit mask's `value` is exact). Raises ValueError beyond 15 minutes.
         """
         rings, number, n = self._found(signal)
         slots = _slots(seconds)
@@ -579,11 +579,11 @@ class Telemetry:
     def increase(
         self, signal: str, seconds: float, now: datetime
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of a counter: (n,) growth by the samples of the window, and (n,) the seconds that it grew in.
+        """For a counter: (n,) growth by the samples of the window, and (n,) the seconds in which it grew.
 
-        Growth is since the sample before, so the first may reach back beyond the window: by one interval of
-        the sender, or over a gap of at most 15 minutes. Growth over those seconds is the rate. Growth is NaN
-        and the seconds 0 where nothing is known.
+        Growth is counted from the sample before, so the first may reach back beyond the window: by one
+        interval of the sender, or over a gap of at most 15 minutes. Growth over those seconds is the rate. If
+        nothing is known, growth is NaN and the seconds 0.
         """
         rings, number, n = self._found(signal)
         if not rings.counters:
@@ -599,7 +599,7 @@ class Telemetry:
         return np.arange(end - slots + 1, end + 1, dtype=np.float64) * SLOT_S
 
     def spec(self, name: str, scope: Scope = Scope.gpu) -> NDArray[np.float64]:
-        """(n,) the figure of the GPU model of a GPU's, link's or node's node; NaN where unknown."""
+        """(n,) the specification of the GPU model of a GPU's, link's or node's node; NaN if unknown."""
         by_model = self._specs.get(name)
         if by_model is None:
             models = [self._model(model) for model in self._axes.models]
@@ -608,17 +608,17 @@ class Telemetry:
         return by_model[self._model_index(scope)]
 
     def is_model(self, globs: Sequence[str], scope: Scope = Scope.gpu) -> NDArray[np.bool_]:
-        """(n,) whether the GPU model, as Slurm names it, fits one of `globs`; False where unknown."""
+        """(n,) whether the GPU model, as named by Slurm, matches one of `globs`; False if unknown."""
         fits = [any(fnmatch(name.lower(), glob.lower()) for glob in globs) for name in self._axes.models]
         return np.array([*fits, False])[self._model_index(scope)]  # the last is read by -1
 
     def model_of(self, scope: Scope = Scope.gpu) -> list[str]:
-        """(n,) GPU model as Slurm names it, empty where unknown."""
+        """(n,) GPU model as named by Slurm, empty if unknown."""
         names = [*self._axes.models, ""]
         return [names[model] for model in self._model_index(scope).tolist()]
 
     def _model_index(self, scope: Scope) -> NDArray[np.int32]:
-        """(n,) into the names of GPU models, -1 where unknown."""
+        """(n,) into the names of GPU models, -1 if unknown."""
         node = self._axes.axis(scope).parent(Scope.node)
         return np.where(node >= 0, self._axes.model[node], -1)
 
@@ -642,7 +642,7 @@ class Telemetry:
 
     @property
     def nbytes(self) -> int:
-        """Of all windows."""
+        """Bytes of all windows."""
         return sum(rings.nbytes for _, rings in self._rings)
 
     def _model(self, name: str) -> GpuModel | None:
@@ -653,7 +653,7 @@ class Telemetry:
         return None
 
     def _found(self, name: str) -> tuple[Rings, int | None, int]:
-        """KeyError for a name that the catalogue does not have."""
+        """Raises KeyError for a name that the catalogue lacks."""
         signal = self._catalogue.signals[name]
         rings = self._ring(signal)
         n = self._axes.axis(signal.scope).n

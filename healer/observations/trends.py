@@ -1,6 +1,7 @@
-"""Two weeks of one value of many parts, a point each 6 hours: what `rules/forecasts.yaml` is judged by.
+"""Two weeks of one value for many parts, one point per 6 hours: the input of `rules/forecasts.yaml`.
 
-Columns over the rows of one axis, which never move. 10,000 GPUs hold 2.7 MB a rule. One thread owns it.
+Columns over the rows of one axis, which never move. 10,000 GPUs take 2.7 MB per rule. Used by one thread
+only.
 """
 
 import zlib
@@ -19,14 +20,14 @@ POINT_S, POINTS = 6 * 3600.0, 56
 #: A counter not read for longer than this starts over: it is unknown when it grew.
 GAP_S = 2 * 86400.0
 _DAY_S = 86400.0
-#: Points that the last one may be ahead before it is taken for that of a wrong clock.
+#: How many points the last one may be ahead before its clock counts as wrong.
 AHEAD_MOST = 4
-#: State that is kept for each row in addition to the points.
+#: State kept per row in addition to the points.
 _STATE = ("last", "last_s", "before", "total", "weight")
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule's series, as they are stored: arrays as bytes, one column for each of `parts`."""
+    """One rule's series as stored: arrays as bytes, one column for each of `parts`."""
 
     head: int
     parts: list[Component]
@@ -36,16 +37,18 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Series:
-    """`counter`: readings are of a counter, and a point is events a day; else a point is the mean reading."""
+    """`counter`: readings are of a counter, and a point is events per day; otherwise a point is the mean
+    reading."""
 
     counter: bool
     #: Seconds of a point.
     point_s: float = POINT_S
-    #: The point that readings go into now, as a number of points since 1970; None before the first.
+    #: The current point, as a number of points since 1970; None before the first reading.
     head: int | None = None
-    #: (POINTS, rows): those before it, by their number modulo POINTS; NaN unknown.
+    #: (POINTS, rows): the points before it, by their number modulo POINTS; NaN unknown.
     points: NDArray[np.float32] = field(default_factory=lambda: np.full((POINTS, 0), np.nan, np.float32))
-    #: (rows,) the last reading and when; what it was before it fell; growth (or sum) and seconds (or count).
+    #: (rows,) the last reading and its time; the value before it fell; growth (or sum) and seconds (or
+    #: count).
     last: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     last_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     before: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -61,9 +64,9 @@ class Series:
         return self.points.nbytes + sum(getattr(self, name).nbytes for name in _STATE)
 
     def look(self, readings: NDArray[np.float64], at_s: float) -> bool:
-        """Takes (n,) readings of one moment, NaN where nothing is known. True when a point was completed.
+        """Adds (n,) readings of one moment, NaN where unknown. Returns True when a point was completed.
 
-        A moment before the last one's point changes nothing, unless that was ahead by more than a day.
+        A moment before the current point changes nothing, unless that point was ahead by more than a day.
         """
         self.reserve(len(readings))
         number = int(at_s // self.point_s)
@@ -86,14 +89,14 @@ class Series:
         return done
 
     def series(self, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-        """(POINTS, k) completed points of these rows, the oldest first."""
+        """(POINTS, k) completed points of these rows, oldest first."""
         if self.head is None:
             return np.full((POINTS, len(rows)), np.nan)
         order = np.arange(self.head - POINTS, self.head) % POINTS
         return self.points[order][:, rows].astype(np.float64)
 
     def newest(self, points: int) -> NDArray[np.float64]:
-        """(rows,) mean of the newest completed points; NaN where none of them is known."""
+        """(rows,) mean of the newest completed points; NaN if none of them is known."""
         if self.head is None:
             return np.full(self.rows, np.nan)
         found = self.points[np.arange(self.head - points, self.head) % POINTS].astype(np.float64)
@@ -101,11 +104,11 @@ class Series:
         return np.where(count > 0, np.nansum(found, axis=0) / np.maximum(count, 1), np.nan)
 
     def heard_s(self, row: int) -> float:
-        """When this row was read last, seconds since 1970; -inf: never."""
+        """When this row was last read, seconds since 1970; -inf: never."""
         return float(self.last_s[row]) if row < self.rows else -np.inf
 
     def forget(self, rows: NDArray[np.intp]) -> None:
-        """Another part is there now: its series starts."""
+        """Restarts the series of these rows, because another part is there now."""
         rows = rows[rows < self.rows]
         self.points[:, rows] = np.nan
         self.last[rows] = self.before[rows] = np.nan
@@ -115,8 +118,8 @@ class Series:
     # --- one reading ------------------------------------------------------------------------------------
 
     def _count(self, rows: NDArray[np.intp], now: NDArray[np.float64], at_s: float) -> None:
-        """A counter that falls starts over; one that is back where it was has not grown (an exporter gave 0
-        once)."""
+        """A counter that falls starts over; one that is back at its old value has not grown (an exporter
+        returned 0 once)."""
         last, before, span_s = self.last[rows], self.before[rows], at_s - self.last_s[rows]
         fell, back = now < last, now >= before
         growth = np.where(fell, now, np.where(back, now - before, now - last))
@@ -128,7 +131,7 @@ class Series:
         self.last_s[rows] = at_s
 
     def _complete(self, number: int) -> None:
-        """The points up to `number` are over; those between had no reading."""
+        """Completes the points up to `number`; those in between had no reading."""
         head = self.head if self.head is not None else number
         scale = _DAY_S if self.counter else 1.0
         mean = np.where(self.weight > 0, scale * self.total / np.maximum(self.weight, 1e-9), np.nan)
@@ -138,7 +141,7 @@ class Series:
         self.total[:] = self.weight[:] = 0.0
 
     def _go_back(self, number: int) -> None:
-        """The clock was ahead, in this life or one before: what was read then is of no known time."""
+        """The clock was ahead, in this life or an earlier one: the time of what was read then is unknown."""
         head = self.head if self.head is not None else number
         for ahead in range(number, min(head, number + POINTS)):
             self.points[ahead % POINTS] = np.nan
@@ -156,15 +159,15 @@ class Series:
     # --- keeping ----------------------------------------------------------------------------------------
 
     def pack(self, parts: Sequence[Component], saved: "Saved | None" = None) -> bytes:
-        """Everything that is known, by part. `parts` are those of the rows; `saved`: of parts that have had
-        no row yet since the last start, as those of a node that is away for days."""
+        """All data, by part. `parts` are those of the rows; `saved`: data of parts that have had no row since
+        the last start, such as those of a node that is away for days."""
         n = min(self.rows, len(parts))
         held = np.flatnonzero(np.isfinite(self.last_s[:n]) | np.isfinite(self.points[:, :n]).any(axis=0))
         names, points = [parts[row] for row in held.tolist()], self.points[:, held]
         state = {name: getattr(self, name)[held] for name in _STATE}
         if saved is not None and self.head is not None:
             more, more_state = saved.at_head(saved.parts(), self.head)
-            # The others were away for all that is kept.
+            # The others were away for the whole kept period.
             lasting: NDArray[np.bool_] = np.asarray(np.isfinite(more).any(axis=0))
             names += [part for part, lasts in zip(saved.parts(), lasting.tolist(), strict=True) if lasts]
             points = np.concatenate([points, more[:, lasting]], axis=1)
@@ -179,10 +182,10 @@ class Series:
 
 
 class Saved:
-    """Packed series of one rule, given back to the rows as these appear."""
+    """Unpacked series of one rule, which are restored as their rows appear."""
 
     def __init__(self, packed: bytes) -> None:
-        """ValueError when it is not what `Series.pack` made."""
+        """Raises ValueError if the data was not made by `Series.pack`."""
         try:
             kept = msgspec.msgpack.decode(zlib.decompress(packed), type=_Kept)
             k = len(kept.parts)
@@ -199,15 +202,15 @@ class Saved:
         return len(self._columns)
 
     def forget(self, part: Component) -> None:
-        """Another part is there now."""
+        """Drops the data, because another part is there now."""
         self._columns.pop(part, None)
 
     def parts(self) -> list[Component]:
-        """Those that were not given back yet."""
+        """Parts that have not been restored yet."""
         return list(self._columns)
 
     def give(self, series: Series, parts: Sequence[Component], first: int) -> None:
-        """Puts what is known of `parts[first:]`, the rows that are new, into their columns."""
+        """Restores the data of `parts[first:]`, which are new rows."""
         rows = [row for row in range(first, len(parts)) if parts[row] in self._columns]
         if not rows:
             return
@@ -224,11 +227,11 @@ class Saved:
     def at_head(
         self, parts: Sequence[Component], head: int
     ) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float64]]]:
-        """(POINTS, k) points and the state of these parts, in a series that is at `head` now."""
+        """(POINTS, k) points and the state of these parts, for a series whose current point is `head`."""
         columns = np.array([self._columns[part] for part in parts], np.intp)
         points = self._points[:, columns].copy()
         state = {name: self._state[name][columns] for name in _STATE}
-        # Points between the two heads were not seen by anybody.
+        # Points between the two heads were not observed.
         ahead = head - self.head
         for missed in range(min(max(0, ahead), POINTS)):
             points[(self.head + missed) % POINTS] = np.nan

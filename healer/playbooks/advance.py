@@ -16,14 +16,14 @@ from healer.model.gate import CLOCKS_DIFFER
 from healer.playbooks.conditions import StepOutcome, parse, reads, text_of, truth
 from healer.text import Said, joined, quoted, say
 
-#: Keys of a run's log that are no steps: the facts of the run, that it is being undone, and what the worker
-#: saw for itself of a node that is surely unusable.
+#: Keys of a run's log that are not steps: the facts of the run, the mark that it is being undone, and what
+#: the worker itself saw of a certainly unusable node.
 BEGIN, UNDO, UNUSABLE = "begin", "undo", "unusable"
-#: In a log entry: the step failed, and the run goes on because later steps ask for that (`may_fail`).
+#: In a log entry: the step failed, and the run continues because later steps ask for that (`may_fail`).
 GOES_ON = "goes_on"
-#: The list of jobs whose restart a person agreed to with the run.
+#: The list of jobs whose restart a person consented to with the run.
 AGREED, HIT = "jobs_agreed", "jobs_hit"
-#: The wait for jobs to leave the node by themselves.
+#: The wait for the jobs on the node to end.
 GOES_ON_WITHOUT = "goes_on_without"
 _MOVES = frozenset({Verb.requeue, Verb.shrink})
 #: Reserved ids: no step may have one.
@@ -34,7 +34,7 @@ _UNDONE = frozenset({StepEvent.undone, StepEvent.skipped})
 
 
 class Do(msgspec.Struct, frozen=True, kw_only=True):
-    """Do this step now. `fresh` is False when it was started before: check first whether it is done."""
+    """Do this step now. `fresh` is False if it was started before: check first whether it is done."""
 
     step: Step
     key: str
@@ -52,14 +52,14 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """Stuck: a person must answer. `question` says exactly where it is."""
+    """Stuck: a person must answer. `question` says exactly where the run is."""
 
     key: str
     question: Said
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
-    """The step's `when` is not met: log that, and go on."""
+    """The step's `when` is not met: log that, and continue."""
 
     step: Step
     key: str
@@ -67,7 +67,7 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Log the facts of the run at the key `begin`: conditions and inputs are read from that entry alone."""
+    """Log the facts of the run under the key `begin`: conditions and inputs are read only from that entry."""
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,8 +90,8 @@ Intent = Do | Sleep | Ask | Skip | Finish | RecordFacts | Undo
 def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Intent:
     """The next intent of a run with this log.
 
-    Steps go in order. A step `for_each` has one part per job of the list that the step `check: jobs_hit`
-    wrote; a part that waits does not delay the others.
+    Steps run in order. A step with `for_each` has one part per job of the list that the step `check:
+    jobs_hit` wrote; a part that waits does not delay the others.
     """
     last = {entry.step: entry for entry in log}
     if UNDO in last:
@@ -144,13 +144,13 @@ def needs_facts(playbook: Playbook) -> bool:
 
 
 def takes_restarts(playbook: Playbook) -> bool:
-    """A person who starts or approves a run of it may agree to the restart of jobs on the node."""
+    """A person who starts or approves such a run may consent to the restart of jobs on the node."""
     return any(step.for_each == AGREED for step in playbook.steps)
 
 
 def moves_jobs_at_once(playbook: Playbook, inputs: Mapping[str, Any]) -> bool:
-    """Whether the plan takes jobs off the node before it waits for anything but for them to leave it. Else
-    jobs at work run on: to their end, or to a checkpoint. `inputs`: those that the run was given."""
+    """Whether the plan takes jobs off the node before it waits for anything except for them to end. Otherwise
+    running jobs continue to their end, or to a checkpoint. `inputs`: those that the run was given."""
     knows = {f"input.{name}": field.default for name, field in playbook.inputs.items()}
     knows |= {f"input.{name}": value for name, value in inputs.items()}
     for step in playbook.steps:
@@ -163,20 +163,20 @@ def moves_jobs_at_once(playbook: Playbook, inputs: Mapping[str, Any]) -> bool:
 
 
 def run_facts(log: Sequence[LogEntry]) -> Mapping[str, Any]:
-    """`severity`, `verdict.cause`, `input.x` … as of the run's beginning, or of its last update."""
+    """`severity`, `verdict.cause`, `input.x` … as of the start of the run, or of its last update."""
     return next((entry.data["knows"] for entry in reversed(log) if "knows" in entry.data), {})
 
 
 def is_met(when: str, last: Mapping[str, LogEntry], knows: Mapping[str, Any]) -> bool:
-    """The condition is surely true. `last`: the newest entry of each step."""
+    """The condition is certainly true. `last`: the newest entry of each step."""
     return truth(parse(when), lambda step: outcome(last.get(step)), knows) is True
 
 
 def outcome(last: LogEntry | None) -> str | None:
-    """`passed`, `failed` or `skipped` by the step's last entry; None while it has not ended.
+    """`passed`, `failed` or `skipped` by the step's last entry; None if it has not ended.
 
-    `failed` is the result of a check that was made. A step that could not be done asks a person, unless it
-    `may_fail`.
+    `failed` is the result of a check that was made. A step that could not be carried out asks a person,
+    unless it `may_fail`.
     """
     if last is None or not _is_over(last):
         return None
@@ -191,7 +191,7 @@ def _is_over(last: LogEntry) -> bool:
 
 
 def stuck_keys(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> list[str]:
-    """The keys of all parts that ask a person, which a retry begins again."""
+    """The keys of all parts that ask a person, which a retry restarts."""
     last = {entry.step: entry for entry in log}
     if UNDO in last:
         asked = undo_intent(playbook, log, now)
@@ -201,7 +201,7 @@ def stuck_keys(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> li
 
 
 def keys_from_step(playbook: Playbook, log: Sequence[LogEntry], step: str) -> list[str]:
-    """The keys that begin again when a person continues a run from this step: its own, and those of all later
+    """The keys that restart when a person continues a run from this step: its own, and those of all later
     steps in the log. Raises ValueError for an unknown step."""
     ids = [each.id for each in playbook.steps]
     if step not in ids:
@@ -212,7 +212,8 @@ def keys_from_step(playbook: Playbook, log: Sequence[LogEntry], step: str) -> li
 
 
 def undo_intent(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Undo | Sleep | Ask | Finish:
-    """The next intent of an undo, from the last step to the first; a step that was only begun may be done."""
+    """The next intent of an undo, from the last step to the first; a step that was only begun may have been
+    done."""
     last = {entry.step: entry for entry in log}
     kept: list[Said] = []
     for step, key, item in reversed(parts_to_undo(playbook, log)):
@@ -242,7 +243,7 @@ def undo_intent(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> U
 
 
 def parts_to_undo(playbook: Playbook, log: Sequence[LogEntry]) -> list[tuple[Step, str, str | None]]:
-    """The parts of steps that changed something or may have, in the order of their first log entry."""
+    """The parts of steps that changed something, or may have, in the order of their first log entry."""
     steps = {step.id: step for step in playbook.steps if step.do is not None}
     last = {entry.step: entry for entry in log}
     begun = (entry for entry in log if entry.event in {StepEvent.started, StepEvent.done})
@@ -287,8 +288,8 @@ def jobs_all(log: Sequence[LogEntry]) -> dict[str, int]:
 
 
 def jobs_agreed(log: Sequence[LogEntry]) -> dict[str, int]:
-    """Jobs whose restart a person agreed to with the run -> the restart count that they agreed about. A job
-    that was restarted since is left out."""
+    """Jobs whose restart a person consented to with the run -> the restart count of that consent. A job that
+    was restarted since is left out."""
     agreed = {job: count for entry in log for job, count in entry.data.get("restart", {}).items()}
     now = jobs_all(log)
     return {str(job): int(count) for job, count in agreed.items() if now.get(job, count) == count}
@@ -334,7 +335,7 @@ def _waiting(step: Step, key: str, item: str | None, last: LogEntry, now: dateti
 
 
 def _sleeps(last: LogEntry, until: datetime, now: datetime) -> bool:
-    """Not yet `until`. What was written later than now was written by a clock that was ahead."""
+    """Whether `until` has not come. An entry dated later than now was written by a clock that was ahead."""
     return now < until and last.at <= now + CLOCKS_DIFFER
 
 
@@ -358,7 +359,7 @@ _PLACE = re.compile(r"\{input\.(\w+)\}")
 
 
 class InputInvalid(ValueError):
-    """`name`: the wrong input."""
+    """`name`: the invalid input."""
 
     def __init__(self, name: str, text: Said) -> None:
         super().__init__(text)

@@ -2,8 +2,8 @@
 
     when: validate.failed and (verdict.cause == permanent or severity <= P1)
 
-A condition has a grammar of its own, as step ids contain dashes. Its value may be unknown: a comparison with
-a missing fact is neither true nor false, and a step goes on only where its condition is surely true.
+A condition has a grammar of its own, because step ids contain dashes. Its value may be unknown: a comparison
+with a missing fact is neither true nor false, and a step runs only if its condition is certainly true.
 """
 
 import operator
@@ -184,53 +184,55 @@ class _Reader:
 # --- names in a condition ---
 
 
-def leaves(of: Condition) -> list[StepOutcome | Comparison | GivenFlag | Literal]:
-    if isinstance(of, Not):
-        return leaves(of.of)
-    if isinstance(of, And | Or):
-        return [leaf for part in of.parts for leaf in leaves(part)]
-    return [of]
+def leaves(condition: Condition) -> list[StepOutcome | Comparison | GivenFlag | Literal]:
+    if isinstance(condition, Not):
+        return leaves(condition.of)
+    if isinstance(condition, And | Or):
+        return [leaf for part in condition.parts for leaf in leaves(part)]
+    return [condition]
 
 
-def reads(of: Condition) -> set[str]:
+def reads(condition: Condition) -> set[str]:
     """The names other than outcomes of steps: `severity`, `input.x`."""
-    return {leaf.name for leaf in leaves(of) if isinstance(leaf, Comparison | GivenFlag)}
+    return {leaf.name for leaf in leaves(condition) if isinstance(leaf, Comparison | GivenFlag)}
 
 
 # --- its value ---
 
 
-def truth(of: Condition, outcomes: Callable[[str], str | None], knows: Mapping[str, Any]) -> bool | None:
+def truth(
+    condition: Condition, outcomes: Callable[[str], str | None], knows: Mapping[str, Any]
+) -> bool | None:
     """The value of the condition; None if unknown. `outcomes`: step -> its outcome; `knows`: fact ->
     value."""
-    match of:
+    match condition:
         case StepOutcome():
-            return outcomes(of.step) == of.word
+            return outcomes(condition.step) == condition.word
         case Literal():
-            return of.value
+            return condition.value
         case GivenFlag():
-            value = knows.get(of.name)
+            value = knows.get(condition.name)
             return value if isinstance(value, bool) else None
         case Comparison():
-            return _compared(of, knows.get(of.name))
+            return _compared(condition, knows.get(condition.name))
         case Not():
-            inner = truth(of.of, outcomes, knows)
+            inner = truth(condition.of, outcomes, knows)
             return None if inner is None else not inner
         case And():
-            return _and([truth(part, outcomes, knows) for part in of.parts])
+            return _and([truth(part, outcomes, knows) for part in condition.parts])
         case Or():
-            some = _and([_not(truth(part, outcomes, knows)) for part in of.parts])
+            some = _and([_not(truth(part, outcomes, knows)) for part in condition.parts])
             return _not(some)
 
 
-def _compared(of: Comparison, value: Any) -> bool | None:
+def _compared(comparison: Comparison, value: Any) -> bool | None:
     if value is None:
         return None
     if isinstance(value, bool):
-        return COMPARES[of.op](value, of.value == "true")
+        return COMPARES[comparison.op](value, comparison.value == "true")
     if isinstance(value, int | float):
-        return COMPARES[of.op](value, float(of.value))
-    return COMPARES[of.op](str(value), of.value)  # P0 < P1 < …, as their texts
+        return COMPARES[comparison.op](value, float(comparison.value))
+    return COMPARES[comparison.op](str(value), comparison.value)  # P0 < P1 < …, as their texts
 
 
 def _and(found: list[bool | None]) -> bool | None:
@@ -280,46 +282,46 @@ def _only_equal(leaf: Comparison) -> Said | None:
     return None if leaf.op in ("==", "!=") else say("playbooks.condition_no_order", name=leaf.name)
 
 
-def text_of(of: Condition) -> str:
+def text_of(condition: Condition) -> str:
     """A text that parses to the same condition."""
-    match of:
+    match condition:
         case StepOutcome():
-            return f"{of.step}.{of.word}"
+            return f"{condition.step}.{condition.word}"
         case Literal():
-            return "true" if of.value else "false"
+            return "true" if condition.value else "false"
         case GivenFlag():
-            return of.name
+            return condition.name
         case Comparison():
-            return f"{of.name} {of.op} {of.value}"
+            return f"{condition.name} {condition.op} {condition.value}"
         case Not():
-            return f"not {_bracketed(of.of)}"
+            return f"not {_bracketed(condition.of)}"
         case And():
-            return " and ".join(_bracketed(part) for part in of.parts)
+            return " and ".join(_bracketed(part) for part in condition.parts)
         case Or():
-            return " or ".join(_bracketed(part) for part in of.parts)
+            return " or ".join(_bracketed(part) for part in condition.parts)
 
 
-def _bracketed(of: Condition) -> str:
-    return f"({text_of(of)})" if isinstance(of, And | Or | Not) else text_of(of)
+def _bracketed(condition: Condition) -> str:
+    return f"({text_of(condition)})" if isinstance(condition, And | Or | Not) else text_of(condition)
 
 
-def inline_condition(of: Condition, step: Callable[[str], str], given: Mapping[str, Any]) -> Condition:
-    """The condition of a playbook that another one uses: with the new ids of its steps, and with its inputs
-    as `given` by the other, a value or the name of an input as `{input.x}`."""
-    match of:
+def inline_condition(condition: Condition, step: Callable[[str], str], given: Mapping[str, Any]) -> Condition:
+    """The condition of a used playbook, with the new ids of its steps, and with its inputs as `given` by the
+    outer playbook: a value, or the name of an input as `{input.x}`."""
+    match condition:
         case StepOutcome():
-            return StepOutcome(step(of.step), of.word)
+            return StepOutcome(step(condition.step), condition.word)
         case Not():
-            return Not(inline_condition(of.of, step, given))
+            return Not(inline_condition(condition.of, step, given))
         case And():
-            return And(tuple(inline_condition(part, step, given) for part in of.parts))
+            return And(tuple(inline_condition(part, step, given) for part in condition.parts))
         case Or():
-            return Or(tuple(inline_condition(part, step, given) for part in of.parts))
-        case GivenFlag() | Comparison() if of.name.startswith("input."):
-            value = given.get(of.name.removeprefix("input."))
+            return Or(tuple(inline_condition(part, step, given) for part in condition.parts))
+        case GivenFlag() | Comparison() if condition.name.startswith("input."):
+            value = given.get(condition.name.removeprefix("input."))
             if isinstance(value, str) and (outer := re.fullmatch(r"\{(input\.\w+)\}", value)):
-                return msgspec.structs.replace(of, name=outer[1])
-            result = truth(of, lambda _: None, {of.name: value})
+                return msgspec.structs.replace(condition, name=outer[1])
+            result = truth(condition, lambda _: None, {condition.name: value})
             return Literal(result is True)
         case _:
-            return of
+            return condition

@@ -26,7 +26,7 @@ class InlineError(ValueError):
 
 
 class Flat(msgspec.Struct, frozen=True, kw_only=True):
-    """`origin`: for each step the index of the step in the playbook's own file that it comes from."""
+    """`origin`: for each step, the index of the step in the playbook's own file that it comes from."""
 
     playbook: Playbook
     origin: tuple[int, ...]

@@ -1,5 +1,5 @@
-"""Local accounts: persons of a site without an identity provider, who prove who they are by a password and a
-one-time code."""
+"""Local accounts: people of a site without an identity provider, who sign in with a password and a one-time
+code."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -22,31 +22,31 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Passwords(Protocol):
-    """Slow on purpose. Raises Unavailable where too many wait."""
+    """Slow on purpose. Raises Unavailable if too many requests wait."""
 
     def sealed(self, material: bytes) -> str:
-        """The hash to keep."""
+        """The hash to store."""
         ...
 
     def fits(self, material: bytes, sealed: str) -> bool: ...
 
 
 class AccountBook(Protocol):
-    """Raises Unavailable where the database does not answer."""
+    """Raises Unavailable if the database does not answer."""
 
     def find(self, name: str) -> tuple[Account, str] | None:
         """The account in force with this name, and the hash of its password."""
         ...
 
     def all(self) -> Sequence[Account]:
-        """Those in force, by name."""
+        """Accounts in force, by name."""
         ...
 
     def put(self, account: Account, sealed: str) -> None:
-        """Makes the account in place of the one of that name, whose sessions end. Raises Conflict where the
-        name is another person's."""
+        """Stores the account in place of the one with that name, whose sessions end. Raises Conflict if the
+        name belongs to another person."""
 
     def reseal(self, account: Account, sealed: str, *, keep: str, now: datetime) -> int:
-        """Keeps another hash and ends the person's sessions but `keep`; the number of them. Raises Conflict
-        where the account is no longer in force."""
+        """Replaces the hash and ends the person's sessions except `keep`; returns their number. Raises
+        Conflict if the account is no longer in force."""
         ...

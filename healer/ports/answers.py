@@ -411,7 +411,7 @@ class JobRows(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[JobErrors, ...] = ()
     checkpoints: tuple[CheckpointSeen, ...] = ()
     goodput: tuple[GoodputSum, ...] = ()
-    #: Whose it is, in Slurm; empty: not known.
+    #: The owner in Slurm; empty: unknown.
     user: str = ""
 
     @property
@@ -540,11 +540,11 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     why: Said
     answers: list[Answer] = []
     jobs_hit: list[SlurmJob] = []
-    #: Name them in `restart` as the run is started or approved: only then they are restarted.
+    #: To restart them, name them in `restart` when the run is started or approved.
     restarts: list[RestartOffer] = []
     limits: list[Limit] = []
     slurm: SlurmNode | None = None
-    #: Steps, by id, that would ask a person here: no adapter can do them with this Slurm.
+    #: Steps, by id, that would ask a person here, because no adapter can do them with this Slurm.
     not_available: dict[str, str] = {}
 
 

@@ -1,4 +1,4 @@
-"""Where the chain of the audit is kept: for its one sealer, and for those who read it back."""
+"""Storage of the audit's chain: for its one sealer, and for readers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,21 +18,21 @@ class ChainHead(NamedTuple):
 
 
 class ChainStore(Protocol):
-    """The chain for one sealer at a time, on the connection that holds its lock: when that breaks, lock and
-    work are lost together. Each call is a transaction of its own. Errors of the database go to the caller."""
+    """The chain for one sealer at a time, on the connection that holds its lock: if that breaks, lock and
+    work are lost together. Each call is a transaction of its own. Database errors go to the caller."""
 
     def lock(self) -> bool:
-        """Takes the lock; False while another sealer has it."""
+        """Takes the lock; False if another sealer has it."""
         ...
 
     def drop(self) -> None:
-        """Gives the lock up with its connection. Never fails."""
+        """Gives up the lock and its connection. Never fails."""
 
     def unlock(self) -> None:
-        """Gives the lock back at once, for the next sealer, and drops the connection."""
+        """Releases the lock immediately, for the next sealer, and drops the connection."""
 
     def unsealed(self, limit: int) -> list[AuditRecord]:
-        """Records that have no link and wait for one, the oldest first."""
+        """Records without a link that wait for one, oldest first."""
         ...
 
     def add(self, links: Sequence[ChainLink]) -> None: ...
@@ -48,7 +48,7 @@ class ChainStore(Protocol):
 
 
 class ChainSnapshot(Protocol):
-    """One moment of the whole audit."""
+    """A snapshot of the whole audit."""
 
     def links(self) -> Iterator[ChainLink]:
         """By cluster and seq, with the records as they are now; streamed."""
@@ -76,42 +76,43 @@ class ChainReads(Protocol):
 
 
 class CheckpointFile(Protocol):
-    """Where checkpoints are also kept, outside the database."""
+    """A file with a copy of the checkpoints, outside the database."""
 
     def lines(self) -> list[bytes]:
-        """Nothing when it does not exist."""
+        """Empty if it does not exist."""
         ...
 
     def append(self, lines: Iterable[bytes]) -> None:
-        """Returns when they are on the disk."""
+        """Returns when the lines are on disk."""
 
 
 # --- witnesses
 
 
 class WitnessAway(UserError):
-    """The witness did not take it, or cannot be read; the text says why, without secrets."""
+    """The witness did not accept it, or cannot be read; the text says why, without secrets."""
 
 
 class Witness(Protocol):
-    """A place of others that keeps the checkpoints. `name` is shown to people."""
+    """An external place that keeps the checkpoints. `name` is shown to people."""
 
     name: str
 
     def send(self, lines: Sequence[bytes]) -> None:
-        """Returns when the witness has these lines. WitnessAway: it may have none, some or all of them."""
+        """Returns when the witness has these lines. Raises WitnessAway: it may have none, some or all of
+        them."""
 
 
 class Tail(Protocol):
     """A file that only grows."""
 
     def after(self, at: int, most: int) -> tuple[list[bytes], int]:
-        """Whole lines from byte `at` on, `most` at most, and where they end."""
+        """Whole lines from byte `at` on, at most `most`, and where they end."""
         ...
 
 
 class Position(Protocol):
-    """How far one witness was served, kept over restarts."""
+    """How far one witness was served; survives restarts."""
 
     def read(self) -> int: ...
     def write(self, at: int) -> None: ...

@@ -1,4 +1,4 @@
-"""Breaking the glass: a sealed secret, kept in a safe, makes who has it an administrator for an hour."""
+"""Break-glass access: a sealed secret, kept in a safe, makes its bearer an administrator for an hour."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ class GlassState(msgspec.Struct, frozen=True, kw_only=True):
         return self.sealed_at is not None and self.used_at is None and self.ended_at is None
 
     def is_open(self, now: datetime) -> bool:
-        """Whether somebody is an administrator by it now."""
+        """Whether someone is an administrator by it now."""
         return self.until is not None and self.ended_at is None and now < self.until
 
 
@@ -52,20 +52,20 @@ class BreakGlass(Protocol):
     """The seal. Each call is one transaction with its audit record and message. Raises Unavailable."""
 
     def seal(self, secret: str, *, by: str, now: datetime, message: Message) -> None:
-        """Makes the seal, in place of the one before."""
+        """Creates the seal, in place of the previous one."""
 
     def use(self, secret: str, opening: Opening, message: Message) -> bool:
-        """Breaks the seal and makes the token; False when no seal in force fits the secret."""
+        """Breaks the seal and creates the token; False if the secret does not match a seal in force."""
         ...
 
     def end(
         self, *, by: str, reason: str, now: datetime, message: Callable[[GlassState], Message]
     ) -> GlassState | None:
-        """Ends the hour that runs, its token and its sessions; None: there is none."""
+        """Ends the present hour, its token and its sessions; None: there is none."""
         ...
 
     def state(self) -> GlassState: ...
 
     def wait_for_seal(self, secret: str) -> bool:
-        """Whether the audit has sealed the record of the token's making; waits some seconds for it."""
+        """Whether the audit has sealed the record of the token's creation; waits some seconds for it."""
         ...

@@ -10,13 +10,13 @@ from healer.model import Role
 from healer.model.grants import Grant
 from healer.text import say
 
-#: What `healer token create --vouches` takes.
+#: Values of `healer token create --vouches`.
 KERNEL = "kernel"
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """A token or a session. `id` is the token's id; `name` is the person: equal names are one person. With a
-    `cluster` it is bound to that one."""
+    `cluster` it is bound to that cluster."""
 
     id: str
     name: str
@@ -24,22 +24,22 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None = None
     job: str | None = None
     cluster: str | None = None
-    #: How many times the usual quota of signals it may send: `healer.api.quotas`.
+    #: A multiple of the usual quota of signals: `healer.api.quotas`.
     quota: float = 1.0
-    #: `kernel`: a relay whose kernel lines the site takes as the nodes' own word; empty: none.
+    #: `kernel`: a relay whose kernel lines the site accepts as the nodes' own reports; empty: none.
     vouches: str = ""
-    #: A service account's groups of routes; none: all that its role may.
+    #: A service account's groups of routes; none: all that its role may use.
     routes: tuple[str, ...] = ()
-    #: Whether the audit's chain holds the record of the token's making; before that it counts for nothing.
+    #: Whether the audit's chain contains the record of the token's creation; before that it is not valid.
     sealed: bool = True
-    #: Set for a console session: unsafe methods must bring it as X-Healer-CSRF.
+    #: Set for a console session: unsafe methods must send it as X-Healer-CSRF.
     csrf: str | None = None
-    #: Who vouches that the name is a person's: the identity provider, or `local`; empty: none does.
+    #: Who vouches that the name is a person's: the identity provider, or `local`; empty: no one.
     issuer: str = ""
-    #: Of a sign-in by the provider; None: the role is the token's own.
+    #: For a sign-in through the provider; None: the role is the token's own.
     granted: "Granted | None" = None
     session: "Session | None" = None
-    #: What quotas and shares are counted by: the token; for a job, which may have many tokens, the job.
+    #: The key for quotas and shares: the token; for a job, which may have many tokens, the job.
     owner: str = ""
 
     def __post_init__(self) -> None:
@@ -49,18 +49,18 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signature(self) -> str:
-        """What names it as the sender of a relayed signal."""
+        """Its name as the sender of a relayed signal."""
         return f"{self.name} ({self.id})"
 
     def relay_of(self, node: str | None) -> str:
-        """Under which name what it says of this node is a relay's word; empty where it is the node's own: of
-        a token that is bound to the node, or that vouches for the kernel (law 2)."""
+        """The relay's name for its reports about this node; empty if they are the node's own: from a token
+        that is bound to the node, or that vouches for the kernel (law 2)."""
         is_own = self.vouches == KERNEL or (self.node is not None and self.node == node)
         return "" if is_own else self.signature
 
     @property
     def clusters(self) -> tuple[str, ...] | None:
-        """Where it is bound to several clusters, but not to all."""
+        """The clusters it is bound to, if several but not all."""
         return self.granted.clusters if self.granted is not None else None
 
 
@@ -86,8 +86,8 @@ NOT_SEALED = say("api.token_not_sealed")
 
 
 class NewToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A token to make. `quota`: how many times the usual quota of signals it may send. `vouches` and
-    `routes`: see `Caller`. `owner`: the person who owns a service account; empty for other tokens."""
+    """A token to create. `quota`: a multiple of the usual quota of signals. `vouches` and `routes`: see
+    `Caller`. `owner`: the person who owns a service account; empty for other tokens."""
 
     role: Role
     name: str = ""
@@ -103,7 +103,7 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid munge credential: who made it, at which address (as its munged reports it), when."""
+    """A valid munge credential: its creator, the address (as reported by its munged), and the time."""
 
     uid: int
     host: str
@@ -113,7 +113,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CredentialRefused(Exception):
-    """Not a valid credential. The text goes on after "the credential is refused: "."""
+    """Not a valid credential. The text continues "the credential is refused: "."""
 
 
 class Credentials(Protocol):
@@ -123,7 +123,7 @@ class Credentials(Protocol):
 
 
 class SlurmToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose token Slurm says it is. `once`: the same for every spelling of the same token."""
+    """The owner of a token according to Slurm. `once`: the same for every spelling of the same token."""
 
     user: str
     made_at: datetime
@@ -142,22 +142,22 @@ def enrolled_name(kind: str, cluster: str, subject: str) -> str:
 
 
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
-    """A token's secret, shown only once, and until when it is valid."""
+    """A token's secret, shown only once, and its expiry."""
 
     token: str
     expires_at: datetime
 
 
 class Tokens(Protocol):
-    """Tokens and sessions. All digests are SHA-256. Expired, revoked and ended ones are never found, nor one
-    whose role or bounds are others than the audit's record of its making says."""
+    """Tokens and sessions. All digests are SHA-256. Expired, revoked and ended ones are never found, nor any
+    whose role or limits differ from the audit's record of its creation."""
 
     def by_token(self, digest: bytes, now: datetime) -> Caller | None:
         """Never finds a one-time sign-in link."""
         ...
 
     def by_tokens(self, digests: Sequence[bytes], now: datetime) -> dict[bytes, Caller]:
-        """The same for many, by digest; without those that are not found."""
+        """The same for many, by digest; those not found are left out."""
         ...
 
     def by_session(self, digest: bytes, now: datetime) -> Caller | None:
@@ -165,8 +165,8 @@ class Tokens(Protocol):
         ...
 
     def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
-        """Uses up a one-time link and opens a session; None when it is unknown, used, expired or revoked.
-        Raises Unavailable, and does not use it up, before it is sealed."""
+        """Uses up a one-time link and opens a session; None if it is unknown, used, expired or revoked.
+        Raises Unavailable, without using it up, before it is sealed."""
         ...
 
     def sign_out(self, session: bytes, now: datetime) -> None: ...
@@ -174,19 +174,19 @@ class Tokens(Protocol):
     def enroll(
         self, cluster: str, node: str, *, nonce: str, by: str, now: datetime, proven: bool = False
     ) -> Enrolled:
-        """A token for signals of this node only; it uses up `nonce` for ever.
-        Those it got before end after a grace. They end at once, and the audit says so, if the node enrolled
-        before and not `proven`: who asks did not show a token of the node that is in force. Raises Conflict
-        when the nonce is spent, Forbidden when a person revoked the node's newest token, TooMany.
+        """A token for signals of this node only; it uses up `nonce` for good. The node's earlier tokens end
+        after a grace period. They end immediately, with an audit record, if the node enrolled before and the
+        caller is not `proven`, meaning that they showed no valid token of the node. Raises Conflict if the
+        nonce is used, Forbidden if a person revoked the node's newest token, TooMany.
         """
         ...
 
     def enroll_job(
         self, cluster: str, job: str, *, nodes: int, nonce: str, by: str, now: datetime
     ) -> Enrolled:
-        """A token for step times and checkpoints of this job only, for a day; it uses up `nonce`.
-        `nodes` is how many the job holds: each may ask. Raises like `enroll`; a revoked one is a no to all of
-        the job.
+        """A token for step times and checkpoints of this job only, for a day; it uses up `nonce`. `nodes`:
+        the number of nodes that the job holds, each of which may enroll. Raises like `enroll`; a revoked
+        token refuses the whole job.
         """
         ...
 
@@ -199,8 +199,8 @@ class Sessions(Protocol):
     """The sessions of the console."""
 
     def session(self, cookie: str, address: str) -> Caller | None:
-        """The person of a session cookie that came from this address; None if it is unknown, ended or
-        expired, or may see no pages."""
+        """The person of a session cookie from this address; None if it is unknown, ended or expired, or may
+        see no pages."""
         ...
 
     def job_owner(self, cookie: str, address: str) -> Caller | None:
@@ -225,11 +225,11 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class KeyInFlight(Exception):
-    """Another request with this key is being worked on."""
+    """Another request with this key is in progress."""
 
 
 class KeyReused(Exception):
-    """The key was used with another body."""
+    """The key was used with a different body."""
 
 
 class Idempotency(Protocol):

@@ -1,4 +1,4 @@
-"""The time, as healer asks for it."""
+"""The time, for all parts of healer."""
 
 from datetime import datetime
 from typing import Protocol
@@ -6,5 +6,5 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> datetime:
-        """The time, UTC and aware."""
+        """The time, UTC and timezone-aware."""
         ...

@@ -24,9 +24,9 @@ from healer.ports.transactions import WalkTx
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A person (or program) asks for a run. `id` is fixed by the API from the Idempotency-Key.
+    """A request by a person (or program) for a run. `id` is derived by the API from the Idempotency-Key.
 
-    The same `id` again is the same request: answer with that run, start nothing.
+    The same `id` again is the same request: return that run, start nothing.
     """
 
     id: str
@@ -37,34 +37,34 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None = None
     job: str | None = None
     incident: str | None = None
-    #: What the playbook's `inputs` are, checked against them.
+    #: Values for the playbook's `inputs`, checked against them.
     inputs: dict[str, str | int | bool] = {}
-    #: Jobs on the node whose restart the person agrees to.
+    #: Jobs on the node whose restart the person consents to.
     restart: tuple[str, ...] = ()
 
 
 T = TypeVar("T")
 
-#: A result of common work: not together with the others, that item gets a transaction of its own.
+#: A result of batched work: this item cannot be combined with the others, and gets a transaction of its own.
 ALONE = object()
 
 
 class NodeTaken(Exception):
-    """Another run works on the node of this one already. Nothing of the transaction was done."""
+    """Another run already works on the run's node. Nothing of the transaction was done."""
 
 
-# Wide: all that a person's command reads and writes in its single transaction.
+# Wide: everything that a person's command reads and writes in its single transaction.
 class CommandTx(WalkTx, Protocol):
-    """One transaction of a person's command. All of it becomes true together, or none."""
+    """One transaction of a person's command: all or nothing."""
 
     def read_gate(self) -> GateFacts:
-        """What `lock_gate` reads, without its lock: for a look."""
+        """Like `lock_gate`, but without the lock: for previews."""
         ...
 
     def known_runs(self, names: Sequence[str]) -> dict[str, Run]: ...
 
     def waiting_on(self, nodes: Sequence[str]) -> list[Run]:
-        """Runs on these nodes that have not ended and do not work: held, stuck, or waiting for something."""
+        """Runs on these nodes that have not ended and do not act: held, stuck, or waiting for something."""
         ...
 
     def running_on(self, node: str | None, playbook: str) -> str | None:
@@ -80,10 +80,11 @@ class CommandTx(WalkTx, Protocol):
     def add_starts(
         self, runs: Sequence[Run], decisions: Sequence[Decision], records: Sequence[AuditRecord]
     ) -> None:
-        """What runs that begin together write: one statement for each kind. No node has two of them."""
+        """Writes several runs that begin together: one statement per kind. No two of them are on one node."""
 
     def send_command(self, command: Command, *, request: str) -> int:
-        """Sends the detector a command; a second one of the same request is ignored. Returns the row's id."""
+        """Sends the detector a command; a second one for the same request is ignored. Returns the row's
+        id."""
         ...
 
     def audited(self, subject: str, request: str) -> bool:
@@ -93,7 +94,7 @@ class CommandTx(WalkTx, Protocol):
     def add_note(self, incident: str, text: str, *, by: str, at: datetime) -> None: ...
 
     def add_pause(self, pause: Pause) -> bool:
-        """False where one of its id exists: nothing is changed."""
+        """False if one with its id exists: nothing is changed."""
         ...
 
     def pause(self, name: str) -> Pause | None:
@@ -101,11 +102,11 @@ class CommandTx(WalkTx, Protocol):
         ...
 
     def end_pause(self, name: str, *, by: str, at: datetime) -> Pause | None:
-        """The pause that ended now; None where none of this id was in force."""
+        """The pause that ended now; None if none with this id was in force."""
         ...
 
     def rule_mode(self, rule: str) -> tuple[Mode, str] | None:
-        """The mode that was set while healer ran, and by whom."""
+        """The mode that was set at run time, and by whom."""
         ...
 
     def save_rule_mode(self, rule: str, mode: Mode, *, by: str, reason: str, at: datetime) -> None: ...
@@ -113,13 +114,13 @@ class CommandTx(WalkTx, Protocol):
     def proof(
         self, rule: str, most: int, *, texts: Mapping[str, str], review: tuple[str, Review] | None = None
     ) -> Proof:
-        """How the rule's newest `most` judged incidents turned out. `texts`: what rules say now. `review`: an
-        incident, and what a person says of it that is not stored yet.
+        """The outcomes of the rule's newest `most` judged incidents. `texts`: the present text of rules.
+        `review`: an incident, and a person's review of it that is not stored yet.
         """
         ...
 
     def save_reference(self, reference: Reference) -> None:
-        """In place of the one of its kind."""
+        """Stores it in place of the one of its kind."""
 
     def drop_reference(self, reference: Reference) -> bool:
         """Whether there was one of its kind."""
@@ -127,7 +128,8 @@ class CommandTx(WalkTx, Protocol):
 
 
 class CommandLedger(Protocol):
-    """A ledger as people's commands see it. All raise Unavailable when the database is away."""
+    """A ledger as seen by people's commands. All methods raise Unavailable if the database does not
+    answer."""
 
     cluster: str
 
@@ -138,7 +140,7 @@ class CommandLedger(Protocol):
         ...
 
     def command(self) -> AbstractContextManager[CommandTx]:
-        """Raises NodeTaken; Invalid for what cannot be stored."""
+        """Raises NodeTaken, and Invalid for values that cannot be stored."""
         ...
 
     def together(
@@ -146,9 +148,9 @@ class CommandLedger(Protocol):
         work: "Callable[[CommandTx, Sequence[T]], Sequence[object]]",
         after: Callable[[Sequence[object]], None],
     ) -> "Callable[[T], Any]":
-        """Makes one transaction of what comes at the same time: the result of `work` for each item. `after`
+        """Combines simultaneous items into one transaction: `work` returns a result for each item. `after`
         gets all results of a transaction once it is committed. A result that is an exception is raised; for
-        ALONE the item is tried by itself. `work` must bear to be called again with an item whose transaction
-        was rolled back.
+        ALONE the item is tried again by itself. `work` must tolerate being called again with an item whose
+        transaction was rolled back.
         """
         ...

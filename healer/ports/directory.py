@@ -1,4 +1,4 @@
-"""People as the site's identity provider knows them, or this site alone, and their sessions."""
+"""People as known by the site's identity provider, or only by this site, and their sessions."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -8,16 +8,17 @@ import msgspec
 
 from healer.model import Role
 
-#: The issuer of persons whom this site alone knows.
+#: The issuer of people known only by this site.
 LOCAL = "local"
-#: A session ends when it was not used for so long, and in any case after so long.
+#: A session ends when it was unused for this long, and in any case after this long.
 SESSION_IDLE, SESSION_LASTS = timedelta(hours=8), timedelta(hours=12)
-#: When who came by a munge credential proved who they are: never. No provider's `auth_time` is this one.
+#: The proof time of someone who came with a munge credential: never. No provider's `auth_time` equals it.
 UNPROVEN = datetime(1900, 1, 1, tzinfo=UTC)
 
 
 class Person(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` is theirs alone, bound to the provider's subject. `groups` as of the last sign-in, `seen_at`."""
+    """`name` belongs to this person alone, bound to the provider's subject. `groups` as of the last sign-in,
+    `seen_at`."""
 
     name: str
     issuer: str
@@ -27,9 +28,9 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom the provider has just vouched for. `names`: what they may be called, the best first. `sid`: the
-    provider's own session, or the local account. `once`: what makes this arrival one, so that it counts a
-    single time."""
+    """A person for whom the provider has just vouched. `names`: possible names, best first. `sid`: the
+    provider's own session, or the local account. `once`: identifies this arrival, so that it is valid only
+    once."""
 
     issuer: str
     subject: str
@@ -53,33 +54,33 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Directory(Protocol):
-    """Who is a person. Raises Unavailable where the database does not answer."""
+    """Looks up people. Raises Unavailable if the database does not answer."""
 
     def find(self, name: str) -> Person | None: ...
 
 
 class People(Directory, Protocol):
-    """Digests are SHA-256. Raises Unavailable where the database does not answer."""
+    """Digests are SHA-256. Raises Unavailable if the database does not answer."""
 
     def arrive(
         self, arrival: Arrival, session: bytes, *, token: str, role: Role, agent: str, now: datetime
     ) -> Person:
-        """Opens a session; Conflict where this arrival was used before. `token`: the id to make."""
+        """Opens a session; raises Conflict if this arrival was used before. `token`: the id to create."""
         ...
 
     def wait_for_seal(self, token: str) -> bool:
-        """Whether an arrival counts by now; waits some seconds for it."""
+        """Whether an arrival is valid by now; waits some seconds for it."""
         ...
 
     def sessions(self, now: datetime, *, name: str | None = None) -> Sequence[SessionRow]:
-        """Open ones, the newest first; `name`: of this person alone."""
+        """Open sessions, newest first; `name`: only of this person."""
         ...
 
     def end(self, session: str, *, by: str, now: datetime, name: str | None = None) -> bool:
-        """False where there is no such open session (of this person)."""
+        """False if there is no such open session (of this person)."""
         ...
 
     def end_by_provider(self, issuer: str, *, subject: str, sid: str, now: datetime) -> int:
-        """Ends the sessions that the provider has ended; the number of them. An empty `sid`: all of the
+        """Ends the sessions that the provider has ended; returns their number. An empty `sid`: all of the
         subject."""
         ...

@@ -1,4 +1,4 @@
-"""Where the scheduler keeps what the goodput ledger is counted from, and the counted hours."""
+"""Storage of the goodput ledger's input and of its hours."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class GoodputBy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class PastJob:
-    """All that is kept of a job; `stretches` and `saved` by restart count, sorted by time."""
+    """The stored data of a job; `stretches` and `saved` by restart count, sorted by time."""
 
     lives: Sequence[LifeSeen]
     stretches: Mapping[int, Sequence[Stretch]]

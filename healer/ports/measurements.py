@@ -1,4 +1,4 @@
-"""Samples: their store, the numbers of their series, who reads them, and what pulling needs."""
+"""Samples: their store, the numbers of their series, their readers, and what scraping needs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,40 +16,41 @@ class ColumnBook(Protocol):
     """Interns series: each has one number, the same in all processes and for all nodes."""
 
     def ids(self, columns: Sequence[Column]) -> list[int]:
-        """The number of each, given durably to those that have none. At most 100,000 in all: then raises
+        """The number of each; new columns get one, durably. At most 100,000 in all: beyond that it raises
         `TooManyColumns`, and nothing is numbered.
         """
         ...
 
     def columns(self, ids: Iterable[int]) -> dict[int, Column]:
-        """The series of these numbers, without unknown ones."""
+        """The series of these numbers; unknown numbers are left out."""
         ...
 
 
 class TooManyColumns(Exception):
-    """The book is full: a sender uses names that change all the time."""
+    """The book is full: a sender uses constantly changing names."""
 
 
 class TrendBook(Protocol):
-    """Two weeks of what `rules/forecasts.yaml` follows, packed by rule: what a restart needs."""
+    """Two weeks of the data for `rules/forecasts.yaml`, packed by rule, for a restart."""
 
     def read(self) -> dict[str, bytes]: ...
     def write(self, packed: Mapping[str, bytes], now: datetime) -> None: ...
 
 
 class Samples(Protocol):
-    """Accepted samples, in the order in which they became visible; kept for the longest window and a bit."""
+    """Accepted samples, in the order in which they became visible; kept for a bit more than the longest
+    window."""
 
     def put(self, reports: Sequence["Report"]) -> None:
-        """Committed when it returns; the last moments may be lost at a power loss, never at a crash."""
+        """Committed on return; the last moments may be lost at a power loss, never at a crash."""
 
     def put_steps(self, batches: Sequence["StepBatch"]) -> None:
-        """Committed with fsync when it returns."""
+        """Committed with fsync on return."""
 
     def new(self) -> "tuple[list[Report], list[StepBatch]]":
-        """What became visible since the last call, each exactly once, by arrival; at the first call what
-        arrived in the last 15 minutes. Of the caller's cluster only. An answer is bounded (15 minutes of a
-        large cluster are half a gigabyte): where there is more, the next call goes on.
+        """What became visible since the last call, each exactly once, by arrival; the first call returns what
+        arrived in the last 15 minutes. Only for the caller's cluster. An answer is bounded (15 minutes of a
+        large cluster are half a gigabyte): if there is more, the next call continues.
         """
         ...
 
@@ -64,7 +65,7 @@ class Devices(NamedTuple):
 
 
 class SignalReads(Protocol):
-    """Samples of one node or job, for pages; what is still kept of them (about an hour), oldest first."""
+    """Samples of one node or job, for pages, as long as they are kept (about an hour), oldest first."""
 
     def node_signals(
         self, cluster: str, node: str, since: datetime
@@ -74,8 +75,8 @@ class SignalReads(Protocol):
         ...
 
     def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> "Devices":
-        """Those that reported within the hour, by name behind `after`, each with its few newest reports after
-        `since`, oldest first.
+        """Devices that reported within the hour, by name after `after`, each with its few newest reports
+        after `since`, oldest first.
         """
         ...
 
@@ -111,11 +112,11 @@ class SignalReads(Protocol):
 
 
 class Readings(Protocol):
-    """What was measured of late (the last hour), for checks. One value per cluster."""
+    """Recent measurements (the last hour), for checks. One instance per cluster."""
 
     def counters(self, subject: str, since: datetime) -> dict[Column, list[tuple[datetime, float]]]:
-        """Counters of a node, or of a device (`@` and its name), that arrived after `since`, by series: when
-        each value arrived, oldest first. Raises LedgerAway.
+        """Counters of a node, or of a device (`@` and its name), that arrived after `since`, by series: the
+        arrival of each value, oldest first. Raises LedgerAway.
         """
         ...
 
@@ -143,7 +144,7 @@ class Target:
 
 
 class Fetched(NamedTuple):
-    """The body of one scrape as it was sent, and its `Content-Encoding`."""
+    """The body of one scrape as sent, and its `Content-Encoding`."""
 
     body: bytes
     packing: str
@@ -164,12 +165,12 @@ class Fetch(Protocol):
 
 
 class ScrapeBook(Protocol):
-    """What each cluster's scraper reported last. Raises `request_errors.Unavailable`."""
+    """What each cluster's scraper last reported. Raises `request_errors.Unavailable`."""
 
     def put(self, state: ScrapeState) -> None: ...
 
     def states(self, clusters: Sequence[str] | None) -> list[ScrapeState]:
-        """By cluster; None: of all."""
+        """By cluster; None: all."""
         ...
 
 
@@ -185,7 +186,7 @@ class AnswerTooLong(HistoryAway):
 
 
 class PromqlServer(Protocol):
-    """A server that speaks Prometheus' HTTP API; each answer as it came. Raises HistoryAway."""
+    """A server with Prometheus' HTTP API; returns each answer unchanged. Raises HistoryAway."""
 
     def query(self, promql: str, at: datetime) -> bytes:
         """An instant query."""
@@ -201,7 +202,7 @@ class PromqlServer(Protocol):
 class MetricHistory(Protocol):
     """One cluster's signals in a Prometheus-compatible server. Raises HistoryAway.
 
-    `name` is empty where none is set: then every answer is empty.
+    `name` is empty if none is configured: then every answer is empty.
     """
 
     name: str
@@ -210,7 +211,7 @@ class MetricHistory(Protocol):
         self, since: datetime, until: datetime, has_node: HasNode, *, go_on: Callable[[], bool] = lambda: True
     ) -> "list[Report]":
         """All samples of the catalogue's signals in that time, by time; each report's arrival is its
-        measurement. At most a minute at once. `go_on` is called before each query: False is HistoryAway.
+        measurement. At most a minute at once. `go_on` is called before each query: False raises HistoryAway.
         """
         ...
 
@@ -229,7 +230,7 @@ class Charts(Protocol):
 
 
 class NoHistory:
-    """`MetricHistory` where no server is set."""
+    """`MetricHistory` if no server is configured."""
 
     name = ""
 

@@ -1,4 +1,4 @@
-"""What healer does on nodes, at their BMCs and with programs of the site; where collected files are kept."""
+"""Actions on nodes, through their BMCs and through programs of the site; and storage of collected files."""
 
 from typing import Protocol
 
@@ -29,7 +29,7 @@ class NodeError(UserError):
 class NodeUnavailable(NodeError):
     """No answer, or none in time: it is unknown whether anything happened. Read back before any retry.
 
-    `sent` is False where it is certain that nothing reached the node.
+    `sent` is False if it is certain that nothing reached the node.
     """
 
     def __init__(self, text: Said, *, sent: bool = True) -> None:
@@ -37,14 +37,14 @@ class NodeUnavailable(NodeError):
         self.sent = sent
 
 
-# Wide: one method for each command that `healer-node` carries out.
+# Wide: one method per command of `healer-node`.
 class NodeExec(Protocol):
     """What healer may do on a node itself. Every call is bounded in time; callers read back."""
 
     name: str
 
     def of_run(self, run: str) -> "NodeExec":
-        """The same in the name of this run: nodes change nothing for others, and write the run down."""
+        """The same, in the name of this run: nodes change nothing without one, and record the run."""
         ...
 
     def restart_service(self, node: str, service: str) -> None: ...
@@ -55,14 +55,14 @@ class NodeExec(Protocol):
         ...
 
     def memory_state(self, node: str, limit_s: float | None = None) -> MemoryState:
-        """Rows that wait to be remapped or could not be, by nvidia-smi on the node. NodeError if it does not
-        report them. The call ends within `limit_s`, where that is given.
+        """Pending and failed row remaps, by nvidia-smi on the node. Raises NodeError if it does not report
+        them. The call ends within `limit_s`, if given.
         """
         ...
 
     def second_look(self, node: str, opening: str, pci: str | None, limit_s: float) -> NodeLook:
-        """What the node's kernel log of this boot and nvidia-smi show of a claim. `opening`: how the record
-        begins, in small letters and digits alone, 8 to 160 of them; `pci`: the GPU that is named. The call
+        """What the node's kernel log of this boot and nvidia-smi show about a claim. `opening`: how the
+        record begins, in lower-case letters and digits only, 8 to 160 of them; `pci`: the named GPU. The call
         ends within `limit_s`.
         """
         ...
@@ -74,23 +74,24 @@ class NodeExec(Protocol):
         ...
 
     def start_reset(self, node: str, key: str, gpu: str) -> None:
-        """Begins to reset a GPU, by its PCI address as `0000:9b:00.0`, or `all`; the same key again is
-        nothing. What serves the GPU stops for it and starts again. NodeError where a process holds it.
+        """Starts resetting a GPU, by its PCI address as `0000:9b:00.0`, or `all`; repeating the key has no
+        effect. Services that use the GPU are stopped and restarted. Raises NodeError if a process holds it.
         """
 
     def reset(self, node: str, key: str) -> Diagnosis | None:
-        """Its outcome, in the form of `diagnosis`; NodeError also if it was cut short."""
+        """Its outcome, in the form of `diagnosis`; also raises NodeError if it was cut short."""
         ...
 
     def start_collection(self, node: str, key: str) -> None:
-        """Begins to put logs and NVIDIA's bug report into one file; the same key again is nothing."""
+        """Starts collecting logs and NVIDIA's bug report into one file; repeating the key has no effect."""
 
     def collection(self, node: str, key: str) -> Bundle | None:
-        """The file; None while it is made. NodeError for a key that was never started or was cut short."""
+        """The file; None while it is being made. Raises NodeError for a key that was never started or was cut
+        short."""
         ...
 
     def read_collection(self, node: str, key: str, start: int) -> bytes:
-        """Its bytes from there on, as many as one call brings; none at its end."""
+        """Its bytes from there on, as many as fit into one call; empty at its end."""
         ...
 
     def job_stacks(self, node: str, job: str) -> JobStacks:
@@ -98,17 +99,17 @@ class NodeExec(Protocol):
         ...
 
     def job_on_node(self, node: str, job: str) -> JobOnNode:
-        """What the node's GPUs do now, and what NCCL's flight recorder has left of the job's ranks."""
+        """What the node's GPUs do now, and the dumps of NCCL's flight recorder for the job's ranks."""
         ...
 
 
 class BmcError(Exception):
-    """The BMC refused, or what it said cannot be used: nothing was done. The text is for people."""
+    """The BMC refused, or its answer is unusable: nothing was done. The text is for people."""
 
 
 class BmcUnavailable(BmcError):
-    """No answer, or none in time. `sent` is False where it is certain that nothing came of it: it was not
-    reached, or said that it is busy. `after_s`: how long it asks to be left alone."""
+    """No answer, or none in time. `sent` is False if it is certain that nothing happened: the BMC was not
+    reached, or was busy. `after_s`: the delay that it asks for."""
 
     def __init__(self, text: Said, *, sent: bool = True, after_s: float | None = None) -> None:
         super().__init__(text)
@@ -116,58 +117,61 @@ class BmcUnavailable(BmcError):
 
 
 class Bmc(Protocol):
-    """Every call is bounded in time. A BMC knows no key: the same reset twice is two resets."""
+    """Every call is bounded in time. A BMC has no idempotency keys: the same reset twice is two resets."""
 
     name: str
 
     def power(self, node: str) -> Power: ...
 
     def reset(self, node: str, target: str, kind: ResetKind) -> str | None:
-        """Asks once. `target` as `power` named it. The address of its task, where it goes on by itself."""
+        """Sends the request once. `target` as named by `power`. Returns the address of its task, if it
+        continues in the background."""
         ...
 
     def task_failed(self, node: str, task: str) -> str | None:
-        """Why a task came to nothing, in the BMC's words; None: it runs, went well, or is unknown."""
+        """Why a task failed, in the BMC's words; None: it runs, succeeded, or is unknown."""
         ...
 
 
 class CommandFailed(Exception):
-    """The command surely did not begin. One sentence."""
+    """The command certainly did not begin. One sentence."""
 
 
 class SiteCommands(Protocol):
-    """Programs of the site on this machine. Each is started once under a key, and outlives who asked."""
+    """Programs of the site on this machine. Each is started once under a key, and outlives its caller."""
 
     def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None:
-        """Starts it without a shell and does not wait; the same key is nothing new. Raises CommandFailed."""
+        """Starts it without a shell and does not wait; repeating the key has no effect. Raises
+        CommandFailed."""
 
     def look(self, key: str) -> CommandSeen: ...
 
     def place(self) -> str:
-        """Where its records lie: what was started at another place is not seen here. Raises
+        """The location of its records: commands started elsewhere cannot be seen here. Raises
         CommandFailed."""
         ...
 
 
 class EvidenceBroken(Exception):
-    """What was stored is not the file that the node announced. It is dropped."""
+    """The stored data is not the file that the node announced. It is dropped."""
 
 
 class EvidenceBook(Protocol):
-    """Where collected files are kept, piece by piece. Raises LedgerAway. Readers see whole files alone."""
+    """Storage of collected files, piece by piece. Raises LedgerAway. Readers see only complete files."""
 
     def stored(self, file: str) -> int:
-        """How many of its bytes are here; 0 for one that was never begun."""
+        """The number of its bytes stored so far; 0 if it was never begun."""
         ...
 
     def add(self, file: EvidenceFile, start: int, data: bytes) -> None:
-        """Stores one piece; the same piece again is nothing. Pieces come in their order."""
+        """Stores one piece; repeating it has no effect. Pieces come in order."""
 
     def finish(self, file: EvidenceFile) -> None:
-        """All pieces are here: from now on it is shown. Again is nothing. Raises EvidenceBroken."""
+        """All pieces are stored: from now on the file is shown. Repeating it has no effect. Raises
+        EvidenceBroken."""
 
     def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:
-        """The finished ones of an incident or a run, oldest first."""
+        """Finished files of an incident or a run, oldest first."""
         ...
 
     def file(self, file: str) -> EvidenceFile | None: ...

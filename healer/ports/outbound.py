@@ -1,4 +1,5 @@
-"""What leaves healer for people: messages, tickets and events, their sinks, and the rows of what is due."""
+"""What leaves healer for people: messages, tickets and events, their sinks, and the rows of due
+deliveries."""
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
@@ -25,7 +26,7 @@ from healer.text.language import Language
 
 #: How long after the last notice a repeated alarm waits for its next one: the second time, the third, …
 BACK_OFF = tuple(timedelta(minutes=minutes) for minutes in (5, 10, 20, 40, 80))
-#: After silence of twice the longest wait, the next one is sent at once again.
+#: After a silence of twice the longest wait, the next one is sent immediately again.
 FORGOTTEN = 2 * BACK_OFF[-1]
 
 #: Between a run and the rest, in the id of a message that asks for the run's approval.
@@ -35,7 +36,7 @@ APPROVAL_MARK = ":approval"
 
 
 class DeliveryFailed(Exception):
-    """A sink did not take it; `retry_after_s` if it said so. `refused`: it was asked, and says that it never
+    """A sink did not accept it; `retry_after_s` if the sink gave one. `refused`: the sink says that it never
     will (4xx)."""
 
     def __init__(self, text: Said, retry_after_s: float | None = None, *, refused: bool = False) -> None:
@@ -50,16 +51,17 @@ class Notifier(Protocol):
 
 
 class Tickets(Protocol):
-    """Where repairs are tracked. The same delivery again is nothing: a crash may have followed the first."""
+    """The site's repair tickets. Repeating a delivery has no effect, as a crash may have followed the
+    first."""
 
     def send(self, ticket: Ticket) -> str:
-        """Finds the ticket with this key, or opens it; then notes, closes or opens it again, as `stage` says.
-        Returns the sink's own name for it. Raises DeliveryFailed.
+        """Finds the ticket with this key, or opens it; then comments on it, closes or reopens it, as `stage`
+        says. Returns the sink's own name for it. Raises DeliveryFailed.
         """
         ...
 
     def check(self) -> str:
-        """What the sink says of itself and of what healer may do there. Raises DeliveryFailed."""
+        """What the sink reports about itself and healer's permissions there. Raises DeliveryFailed."""
         ...
 
 
@@ -69,9 +71,9 @@ class EventSink(Protocol):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as channels get it. `thread` is the same for all messages of one incident. `console` opens
-    the incident or the run; `approve` the page where a person signs in and approves. `run`: what its buttons
-    carry, the run and, behind an `@`, which of its approvals."""
+    """A message in the form for channels. `thread` is the same for all messages of one incident. `console`
+    opens the incident or the run; `approve` the page where a person signs in and approves. `run`: the value
+    of its buttons, the run and, after an `@`, which of its approvals."""
 
     id: str
     thread: str
@@ -87,11 +89,11 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     preview: tuple[str, ...] = ()
     approve: str = ""
-    #: Of its title, lines and preview, and so of what the channel adds.
+    #: The language of its title, lines and preview, and so of the channel's own text.
     language: Language = "en"
 
     def translated(self, words: Said) -> str:
-        """What the channel adds: a button, the label of a link."""
+        """The channel's own text: a button, the label of a link."""
         return in_language(words, self.language)
 
     @property
@@ -102,20 +104,20 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 class MessageChannel(Protocol):
     """A channel, whatever its protocol."""
 
-    #: Whether `find` can answer: a message of which it is unknown whether it was taken is looked for there.
+    #: Whether `find` works: a message with an unknown outcome is searched for there.
     can_find: bool
 
-    #: Whether it draws buttons to approve a run: else it shows a link to the run.
+    #: Whether it shows buttons to approve a run; otherwise it shows a link to the run.
     has_buttons: bool
 
     def send(self, notice: Notice, ref: str) -> str:
-        """Sends it; `ref` is what an earlier message of the same thread answered with, empty for the first.
-        Returns the reference of the thread. DeliveryFailed.
+        """Sends it; `ref` is the answer to an earlier message of the same thread, empty for the first.
+        Returns the reference of the thread. Raises DeliveryFailed.
         """
         ...
 
     def find(self, notice: Notice, ref: str = "") -> str:
-        """The thread's reference if this very message was taken, else empty. DeliveryFailed."""
+        """The thread's reference if this very message was accepted, else empty. Raises DeliveryFailed."""
         ...
 
 
@@ -130,7 +132,7 @@ class Renewer(Protocol):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try to bring a message to one sink, noted before it begins. `tries` counts those since it was
+    """One try to deliver a message to one sink, recorded before it begins. `tries` counts those since it was
     queued or retried by a person, `begun` all of them.
 
     `doc` is the JSON of the Message or Ticket, `subject` what the audit calls it, and `reference` the sink's
@@ -157,8 +159,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a try. `state`: due where it is tried again at `next_try_at`. `text`: the sink's reference
-    where it was taken, else why it was not. `held_until`: the sink wants to be left alone."""
+    """The outcome of a try. `state`: due if it is tried again at `next_try_at`. `text`: the sink's reference
+    if accepted, else why not. `held_until`: the sink asks for a pause."""
 
     state: DeliveryState
     #: For the log: `healer.model.DeliveryAttempt`.
@@ -173,23 +175,23 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outbox(Protocol):
-    """Messages for the webhook, and tickets, of all clusters. Errors of the database go to the caller."""
+    """Messages for the webhook, and tickets, of all clusters. Database errors go to the caller."""
 
     def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
         """The most urgent due one of these kinds, pages first, claimed for a minute."""
         ...
 
     def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
-        """Nothing, and no record, where another process has tried since: what that one writes counts."""
+        """Has no effect, and writes no record, if another process has tried since: its result counts."""
 
 
 class ChannelOutbox(Protocol):
-    """What goes to one channel of a cluster."""
+    """Deliveries to one channel of a cluster."""
 
     name: str
 
     def alone(self) -> AbstractContextManager[bool]:
-        """Whether this process alone sends to the channel, until the block ends."""
+        """A lock for sending to the channel, until the block ends; whether this process got it."""
         ...
 
     def claim(self, now: datetime) -> Attempt | None:
@@ -204,7 +206,7 @@ class ChannelOutbox(Protocol):
         now: datetime,
         notice: Notice | None = None,
     ) -> None:
-        """As `Outbox.settle`; `notice` is what the channel shows now."""
+        """Like `Outbox.settle`; `notice` is what the channel shows now."""
 
     def open_notices(self, before: datetime, now: datetime) -> list[Notice]:
         """Notices of incidents that are not over, last sent before this moment; or later than now, by a clock
@@ -215,7 +217,7 @@ class ChannelOutbox(Protocol):
 
 
 class FeedPosition(NamedTuple):
-    """How far a feed of events is, and how often the next one was refused."""
+    """The position of a feed of events, and how often the next one was refused."""
 
     seq: int
     tries: int
@@ -223,18 +225,18 @@ class FeedPosition(NamedTuple):
 
 
 class EventFeed(Protocol):
-    """The sealed records of one cluster, and how far the sink has come."""
+    """The sealed records of one cluster, and the sink's position."""
 
     cluster: str
 
     def position(self) -> FeedPosition:
-        """The first call of all begins with what comes next."""
+        """The very first call starts at the next record."""
         ...
 
     def next(self, after: int) -> tuple[int, AuditRecord] | None: ...
 
     def note(self, before: int, fed: FeedPosition) -> None:
-        """Nothing where another process has come further than `before`."""
+        """Has no effect if another process has got further than `before`."""
 
 
 # --- planning
@@ -248,7 +250,7 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class Unrouted(NamedTuple):
-    """A message that was not put before the channels yet; `message` is None for a ticket."""
+    """A message that has not been routed to channels yet; `message` is None for a ticket."""
 
     id: str
     at: datetime
@@ -274,7 +276,7 @@ class Thread(NamedTuple):
 
 
 class Put(msgspec.Struct, frozen=True, kw_only=True):
-    """One message's way to one channel. The same again is nothing."""
+    """One message's delivery to one channel. Repeating it has no effect."""
 
     message: Message
     channel: str
@@ -296,7 +298,7 @@ class NewsTx(Protocol):
     def name_channel(self, name: str, since: datetime) -> None: ...
 
     def drop_channel(self, name: str, why: str) -> None:
-        """What waits for it is over."""
+        """Ends its waiting deliveries."""
 
     def unannounced(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
         """Open incidents except P0 that opened after `since` without a notification, or grew worse, or are
@@ -313,7 +315,7 @@ class NewsTx(Protocol):
     def save_announced(self, incident: str, severity: Severity, stage: Stage) -> None: ...
 
     def queue(self, message: Message, *, routed: bool = False) -> None:
-        """Puts it on healer's list, for channels alone. The same id again is nothing."""
+        """Queues it for channels only. Repeating the id has no effect."""
 
 
 class PlanTx(NewsTx, Protocol):
@@ -330,18 +332,18 @@ class PlanTx(NewsTx, Protocol):
     def save_raised(self, channel: str, alarm: str, raised: Raised | None) -> None: ...
 
     def fold_waiting(self, channel: str, alarm: str) -> bool:
-        """An earlier one of the same alarm that still waits for its time gives way; whether there was one."""
+        """Ends an earlier delivery of the same alarm that still waits; returns whether there was one."""
         ...
 
     def unsent_alarms(self, thread: str) -> list[tuple[str, str, Raised]]:
-        """Channel and alarm of those deliveries of the thread that were never tried."""
+        """Channel and alarm of the thread's deliveries that were never tried."""
         ...
 
     def end_unsent(self, thread: str) -> None:
-        """Those deliveries are over."""
+        """Ends those deliveries."""
 
     def end_late(self, thread: str, channel: str, *, tries: int) -> None:
-        """News of its end that wait after so many tries are over."""
+        """Ends waiting messages about its end after so many tries."""
 
     def digests(self) -> dict[str, datetime]:
         """By channel: since when something waits for its next digest."""

@@ -1,8 +1,8 @@
-"""Queries of the API and the console: one Protocol for each noun, and its filters.
+"""Queries of the API and the console: one Protocol per noun, and its filters.
 
 Every method is one short read (a few indexed queries), safe in a thread pool, and raises nothing for "not
-found". Lists are newest first unless said otherwise. A cursor is an opaque text that came out of
-`Page.next_cursor`; another one raises Invalid("cursor", …). `clusters` None: of all.
+found". Lists are newest first unless noted. A cursor is an opaque text from `Page.next_cursor`; any other
+raises Invalid("cursor", …). `clusters` None: all.
 """
 
 import base64
@@ -57,7 +57,7 @@ from healer.text import say
 
 
 def encode_cursor(*key: Any) -> str:
-    """The sort key of a page's last row: rows added meanwhile shift nothing."""
+    """The sort key of a page's last row, so that rows added meanwhile shift nothing."""
     return base64.urlsafe_b64encode(msgspec.json.encode(key)).decode().rstrip("=")
 
 
@@ -93,8 +93,8 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """`verb` and `subject` match from the start (`incident.`, `node/gpu0001`), `subjects` and `actor` whole.
-    `people_since`: only what others than healer did, and since then, without the verbs that begin as one of
+    """`verb` and `subject` match as prefixes (`incident.`, `node/gpu0001`), `subjects` and `actor` exactly.
+    `people_since`: only actions by others than healer since then, without the verbs that begin with one of
     `but`."""
 
     clusters: Sequence[str] | None = None
@@ -274,15 +274,17 @@ class MessageBook(Protocol):
     def retry(
         self, message: str, *, channel: str | None, by: str, reason: str, now: datetime
     ) -> Sequence[Delivery]:
-        """Makes what failed due again, audits it, and returns it. Raises Conflict where nothing failed."""
+        """Makes failed deliveries due again, audits that, and returns them. Raises Conflict if nothing
+        failed."""
         ...
 
 
 class Rehearsals(Protocol):
-    """Changes of rules that are tried over recordings."""
+    """Changed rules that are replayed over recordings."""
 
     def ask(self, asked: Rehearsal) -> Rehearsal:
-        """The same id again is the same one. Conflict while another one of the cluster is under way."""
+        """The same id again is the same rehearsal. Raises Conflict while another one of the cluster is in
+        progress."""
         ...
 
     def newest(self, clusters: Sequence[str] | None, limit: int) -> list[Rehearsal]:
@@ -292,19 +294,20 @@ class Rehearsals(Protocol):
     def find(self, name: str) -> Rehearsal | None: ...
 
     def cancel(self, name: str, *, by: str, reason: str, at: datetime) -> Rehearsal:
-        """Again changes nothing. Conflict where it has ended otherwise."""
+        """Repeating it changes nothing. Raises Conflict if it has ended otherwise."""
         ...
 
     def outcomes(self, rehearsal: Rehearsal) -> list[Outcomes]: ...
 
     def real(self, names: Sequence[str]) -> dict[str, bool | None]:
-        """Of these ids those of real incidents: true fault, false alarm, or None: not judged."""
+        """Real incidents among these ids: true fault, false alarm, or None: not judged."""
         ...
 
     def prove(
         self, name: str, rules: Sequence[str], *, by: str, reason: str, at: datetime, request: str
     ) -> list[Outcomes]:
-        """Makes what these rules opened in it proof of them as edited. Conflict where it holds none."""
+        """Counts what these rules opened in it as proof of their edited text. Raises Conflict if it contains
+        none."""
         ...
 
 
@@ -314,11 +317,11 @@ class RuleFiles(Protocol):
     def names(self) -> list[str]: ...
 
     def text(self, name: str) -> str | None:
-        """None where there is none of that name. ValueError for a name that cannot be one."""
+        """None if there is none of that name. Raises ValueError for an invalid name."""
         ...
 
     def problems(self, name: str, text: str) -> list[str]:
-        """What would be wrong with the whole set if the file said this, as at load."""
+        """The problems of the whole set if the file had this text, as at load."""
         ...
 
 

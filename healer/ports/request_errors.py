@@ -1,4 +1,4 @@
-"""What a command, a query or a store may raise instead of answering. The API turns each into a status."""
+"""Errors that a command, a query or a store may raise. The API turns each into a status."""
 
 from healer.model import Answer
 from healer.model.vocabulary import UserError
@@ -6,7 +6,7 @@ from healer.text import Said
 
 
 class GuardRefused(Exception):
-    """A guard's Refuse: 409 with the guard, its limit and what is used."""
+    """Refused by a guard: 409 with the guard, its limit and what is used."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.why)
@@ -18,11 +18,11 @@ class NotFound(UserError):
 
 
 class Conflict(UserError):
-    """The thing is not in a state that allows it (a run that has ended, …): 409. One sentence."""
+    """The object's state does not allow it (a run that has ended, …): 409. One sentence."""
 
 
 class Forbidden(Exception):
-    """The caller's role allows it, this case does not (requester = approver): 403. One sentence."""
+    """The caller's role allows it, but this case does not (requester = approver): 403. One sentence."""
 
 
 class Invalid(Exception):
@@ -49,18 +49,18 @@ class Unavailable(UserError):
 
 
 class DiskFull(Unavailable):
-    """The database answers, and its disk has no room for more."""
+    """The database answers, but its disk is full."""
 
 
 class Unstorable(Exception):
-    """The database answers, and refuses these very values: asking again cannot help."""
+    """The database answers, but refuses these very values: a retry cannot help."""
 
 
 class NoRoom(Exception):
-    """The database is away and the spool takes no more: 503 with Retry-After. `disk`: its disk is full."""
+    """The database does not answer and the spool is full: 503 with Retry-After. `disk`: its disk is full."""
 
     def __init__(self, text: Said, *, disk: bool = False) -> None:
         super().__init__(text)
         self.disk = disk
-        #: How many things were refused by it.
+        #: The number of refused items.
         self.entries = 1

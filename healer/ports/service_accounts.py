@@ -1,5 +1,5 @@
 """Service accounts: tokens of programs. Each is named `owner/name`, where the owner is a person; it expires,
-and may be confined to groups of routes."""
+and may be restricted to groups of routes."""
 
 import re
 import secrets
@@ -14,24 +14,24 @@ import msgspec
 from healer.model import Role
 from healer.ports.account_book import Account
 
-#: What `--only` may name: the first part of a route's path after /api/v1, and /metrics.
+#: Values of `--only`: the first part of a route's path after /api/v1, and /metrics.
 ROUTE_GROUPS = (
     "audit", "break-glass", "breaker", "devices", "events", "evidence", "goodput", "incidents", "jobs",
     "messages", "metrics", "nodes", "pauses", "people", "playbooks", "reconcile", "recordings",
     "references", "rehearsals", "rules", "runs", "scrape", "signals", "stats", "tokens",
 )  # fmt: skip
-#: The longest that an account above viewer lasts; and the roles that are not above it.
+#: The longest lifetime of an account above viewer; and the roles that are not above it.
 LASTS_AT_MOST = timedelta(days=90)
 LASTS_LONGER = frozenset({Role.viewer, Role.signals})
-#: How long a rotated token still counts after the new one was made.
+#: How long a rotated token remains valid after the new one was created.
 OVERLAP = timedelta(days=7)
 #: People are informed this long before an account ends, and when it has ended.
 AHEAD = (timedelta(days=14), timedelta(days=3), timedelta(0))
-#: An end that is older is no news: a scheduler that was down for long says nothing of it.
+#: An older end is no news, such as after a long downtime of the scheduler.
 ENDED_FOR = timedelta(days=2)
 
 PREFIX, ACCOUNT_PREFIX = "heal_", "healer_sa_"
-#: Of a session that a command has, not a browser: `healer login`.
+#: For a session of a command, not a browser: `healer login`.
 LOGIN_PREFIX = "healer_login_"
 _LETTERS = string.digits + string.ascii_letters
 _SECRET_LETTERS, _SUM_LETTERS = 42, 6
@@ -42,17 +42,17 @@ _FORM = re.compile(
 
 
 def is_person(name: str) -> bool:
-    """Whether an actor's name may be a person's: no person's name has a slash."""
+    """Whether an actor's name may be a person's: no person's name contains a slash."""
     return "/" not in name
 
 
 def person_of(name: str) -> str:
-    """Who answers for an actor: a person for himself, the owner for a service account."""
+    """The person responsible for an actor: a person themselves, the owner for a service account."""
     return name.partition("/")[0]
 
 
 def account_secret(identity: str) -> str:
-    """A new secret, in a form that scanners for secrets find: a prefix of its own and a checksum."""
+    """A new secret, in a form that secret scanners recognise: with its own prefix and a checksum."""
     return _secret(f"{ACCOUNT_PREFIX}{identity}_")
 
 
@@ -67,8 +67,8 @@ def _secret(start: str) -> str:
 
 
 def is_well_formed(secret: str) -> bool:
-    """False for what cannot be a token: it has no prefix of ours, or a checksum that is not its own. The
-    database need not be asked then."""
+    """False if it cannot be a token: without our prefix, or with a wrong checksum. The database need not be
+    queried then."""
     if not secret.startswith((ACCOUNT_PREFIX, LOGIN_PREFIX)):
         return secret.startswith(PREFIX)
     if _FORM.fullmatch(secret) is None:
@@ -77,7 +77,7 @@ def is_well_formed(secret: str) -> bool:
 
 
 def id_in(secret: str) -> str:
-    """The id that a secret names; an id alone stays as it is."""
+    """The id contained in a secret; a bare id is returned unchanged."""
     return secret.removeprefix(ACCOUNT_PREFIX).removeprefix(PREFIX).partition("_")[0]
 
 
@@ -114,7 +114,7 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
 
     def is_of(self, person: str) -> bool:
-        """Whether this person holds it: as his own token, or as an account that he owns."""
+        """Whether this person holds it: as their own token, or as an account that they own."""
         return person in (self.owner, self.name)
 
 
@@ -127,7 +127,7 @@ class OpenSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rotated(msgspec.Struct, frozen=True, kw_only=True):
-    """The new secret, shown this once; `ends_at` is when the one before ends."""
+    """The new secret, shown only once; `ends_at`: when the previous one ends."""
 
     token: str
     expires_at: datetime | None
@@ -135,18 +135,18 @@ class Rotated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBook(Protocol):
-    """What people and pages see of tokens; those of nodes and jobs are not among them. Raises Unavailable."""
+    """Tokens as shown to people and on pages, without those of nodes and jobs. Raises Unavailable."""
 
     def listed(self, *, person: str | None = None, in_force_at: datetime | None = None) -> list[TokenRow]:
         """Newest first. `person`: only what this person holds."""
         ...
 
     def revoke(self, identity: str, *, by: str, now: datetime, reason: str = "") -> bool:
-        """Its sessions end too. False when there is no such token, or it was revoked before."""
+        """Also ends its sessions. False if there is no such token, or it was revoked before."""
         ...
 
     def account_of(self, person: str) -> Account | None:
-        """The local account by which the person signs in."""
+        """The local account with which the person signs in."""
         ...
 
     def sessions_of(self, person: str, now: datetime) -> list[OpenSession]:
@@ -154,18 +154,18 @@ class TokenBook(Protocol):
         ...
 
     def end_person(self, person: str, *, by: str, now: datetime, reason: str) -> list[TokenRow]:
-        """Revokes all that the person holds, and ends the local account and the sessions, in one transaction
-        with its record. Returns what was in force."""
+        """Revokes everything that the person holds, and ends the local account and the sessions, in one
+        transaction with its record. Returns what was in force."""
         ...
 
     def used(self, at: Mapping[str, datetime]) -> None:
-        """Notes when tokens were used last, by their ids."""
+        """Records when tokens were last used, by their ids."""
 
 
 def ending(rows: Sequence[TokenRow], now: datetime) -> list[tuple[TokenRow, timedelta]]:
-    """Accounts that end soon or ended lately, each with the notice that is due: the last of AHEAD that has
-    been reached. One of the same name that lasts longer takes its place, and one that was made for a shorter
-    time than the notice needs none."""
+    """Accounts that end soon or ended recently, each with its due notice: the last of AHEAD that has been
+    reached. No notice if one of the same name that lasts longer replaces it, or if its whole lifetime was
+    shorter than the notice."""
     lasting: dict[str, datetime] = {}
     for row in rows:
         if row.owner and row.expires_at is not None and row.revoked_at is None:

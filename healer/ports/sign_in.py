@@ -1,4 +1,4 @@
-"""The site's identity provider, which proves who a person is."""
+"""The site's identity provider, which proves a person's identity."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -13,18 +13,18 @@ class SignInRefused(Exception):
 
 
 class ProviderAway(SignInRefused):
-    """The provider does not answer, or not as one does."""
+    """The provider does not answer, or not as it should."""
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """Where the browser goes, and what it keeps in a cookie until it comes back."""
+    """The browser's destination, and the value of its cookie until it comes back."""
 
     url: str
     kept: str
 
 
 class Proven(msgspec.Struct, frozen=True):
-    """Who came back, and the page that they wanted."""
+    """The returning person, and the page that they requested."""
 
     arrival: Arrival
     target: str
@@ -49,7 +49,7 @@ class StillWaiting(msgspec.Struct, frozen=True):
 
 
 class LoggedOut(msgspec.Struct, frozen=True):
-    """What the provider has ended: a session of it, or all of a subject where `sid` is empty."""
+    """What the provider has ended: one of its sessions, or all of a subject if `sid` is empty."""
 
     subject: str
     sid: str
@@ -61,18 +61,18 @@ class IdentityProvider(Protocol):
     issuer: str
 
     def begin(self, target: str, *, again: bool = False) -> Begun:
-        """`again`: the person has to prove again who they are, although the provider may know them."""
+        """`again`: the person must authenticate again, even if the provider already knows them."""
         ...
 
     def finish(self, kept: str, *, state: str, code: str, issuer: str, claim: str) -> Proven:
-        """`issuer`: as the answer names it, or empty; `claim`: the one with the groups."""
+        """`issuer`: as named in the answer, or empty; `claim`: the claim with the groups."""
         ...
 
     def logged_out(self, logout_token: str) -> LoggedOut: ...
 
 
 class DeviceSignIn(Protocol):
-    """Signing in by a code that is typed at another machine (RFC 8628). Raises SignInRefused."""
+    """Sign-in with a code that is typed on another machine (RFC 8628). Raises SignInRefused."""
 
     def begin(self) -> DeviceBegun: ...
 
@@ -80,10 +80,10 @@ class DeviceSignIn(Protocol):
 
 
 class SignInProxy(Protocol):
-    """A proxy in front of healer that has signed people in, and says so in headers."""
+    """A proxy in front of healer that has signed people in, and reports that in headers."""
 
     def arrival(self, address: str, headers: Iterable[tuple[str, str]]) -> Arrival | None:
-        """Whom it vouches for; None where the request is not from it, or says something twice."""
+        """The person it vouches for; None if the request is not from it, or repeats a header."""
         ...
 
 

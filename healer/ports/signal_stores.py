@@ -1,4 +1,4 @@
-"""Stores of accepted signals, on disk while the database is away; of their senders, and of losses."""
+"""Stores of accepted signals, on disk while the database does not answer; of their senders, and of losses."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -12,7 +12,7 @@ from healer.text import Said
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """One observation to store. `also`: digests (hex) under which the same signal may be stored already."""
+    """One observation to store. `also`: digests (hex) under which the same signal may already be stored."""
 
     observation: Observation
     also: tuple[str, ...] = ()
@@ -22,17 +22,17 @@ class SignalStore(Protocol):
     """The durable end of the group commit. Called from one thread at a time."""
 
     def store(self, arrivals: Sequence[Arrival]) -> list[bool]:
-        """One INSERT and one durable commit for all; True where the observation was new.
-        Raises Unavailable when the database is away: then nothing of it is stored.
+        """One INSERT and one durable commit for all; True if the observation was new. Raises Unavailable if
+        the database does not answer: then nothing is stored.
         """
         ...
 
 
 class Inbox(Protocol):
-    """Where accepted signals lie until the walk takes them. Accepted means stored."""
+    """Accepted signals until the walk processes them. Accepted means stored."""
 
     def add(self, observations: Sequence[Observation]) -> int:
-        """Stores what is new in one durable commit and returns its number; the rest are duplicates."""
+        """Stores new ones in one durable commit and returns their number; the rest are duplicates."""
         ...
 
     def unconsumed(self, limit: int) -> list[Observation]:
@@ -49,7 +49,7 @@ class Inbox(Protocol):
 
 
 class UnknownBook(Protocol):
-    """Series that arrive and have no place, counted by name. At most 2,000 names of a cluster."""
+    """Series without a place, counted by name. At most 2,000 names per cluster."""
 
     def add(self, series: Sequence[UnknownSeries]) -> None:
         """Adds the counts to those of the same cluster and name. Raises Unavailable, and adds nothing."""
@@ -60,7 +60,7 @@ class UnknownBook(Protocol):
 
 
 class LossBook(Protocol):
-    """What was sent and is not stored. `add` raises `request_errors.Unavailable`, and adds nothing."""
+    """Signals that were sent but not stored. `add` raises `request_errors.Unavailable`, and adds nothing."""
 
     def add(self, counts: Sequence[Loss]) -> None:
         """Adds the counts to those of the same cluster, source, reason and sender."""
@@ -74,7 +74,7 @@ class SenderBook(Protocol):
     """Who sends what. `add` raises `request_errors.Unavailable`, and adds nothing."""
 
     def add(self, counts: Sequence[Sender]) -> None:
-        """Adds to what is known of the same cluster, token's name and route."""
+        """Adds the counts to those of the same cluster, token name and route."""
 
     def senders(self, clusters: Sequence[str] | None, limit: int, *, node: str | None = None) -> list[Sender]:
         """The latest first; None: of all clusters."""
@@ -103,9 +103,9 @@ class SpoolState(NamedTuple):
 
 
 class Spool(Protocol):
-    """Accepted signals on disk while the database is away, in their order. Thread-safe.
+    """Accepted signals on disk while the database does not answer, in order. Thread-safe.
 
-    One thread alone calls `oldest`, `drop_oldest` and `adopt`.
+    Only one thread calls `oldest`, `drop_oldest` and `adopt`.
     """
 
     @property
@@ -113,25 +113,26 @@ class Spool(Protocol):
     def state(self) -> SpoolState: ...
 
     def append(self, records: Sequence[Spooled]) -> None:
-        """All of them, safe on disk when this returns; or none, and `request_errors.NoRoom`."""
+        """All of them, safe on disk on return; or none, and `request_errors.NoRoom`."""
 
     def oldest(self, most: int, size: int) -> list[Spooled]:
         """The oldest records: at most `most`, and at most `size` bytes unless the first one is larger."""
         ...
 
     def drop_oldest(self, records: Sequence[Spooled]) -> None:
-        """Removes what `oldest` returned last, as it is stored now."""
+        """Removes the last result of `oldest`, as it is stored now."""
 
     def set_aside(self, records: Sequence[Spooled]) -> None:
-        """Moves records that this version cannot read off the queue, for one that can. NoRoom."""
+        """Moves records that this version cannot read out of the queue, for a version that can. Raises
+        NoRoom."""
 
     def take_lost(self) -> list[tuple[int, Said]]:
-        """Losses since the last call that could not be read: (entries, at least; a sentence)."""
+        """Unreadable losses since the last call: (entries, at least; a sentence)."""
         ...
 
     def adopt(self) -> int:
-        """Takes over the spools of dead processes; the number of records."""
+        """Takes over the spools of dead processes; returns the number of records."""
         ...
 
     def close(self) -> None:
-        """Closes it; what still waits stays for the next process."""
+        """Closes it; the remaining records wait for the next process."""

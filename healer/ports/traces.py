@@ -1,12 +1,12 @@
-"""What a part of healer did for a signal, and when, for a collector of traces."""
+"""Spans of healer's own processing of a signal, for a collector of traces."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 
 class Span(NamedTuple):
-    """`key` names it within its trace, `parent` is the key of another one. Times are nanoseconds since 1970;
-    `kind` is one of OpenTelemetry's, `failed` why it failed."""
+    """`key` identifies it within its trace, `parent` is the key of another one. Times are nanoseconds since
+    1970; `kind` is one of OpenTelemetry's, `failed`: why it failed."""
 
     trace: str
     key: str

@@ -35,11 +35,11 @@ ALERTS = timedelta(hours=ALERT_STAYS_MAX_H)
 BATCH = 5000
 #: The backstop when no notification came, and the pace of what depends on time alone.
 TICK_S = 1.0
-#: A walk that comes so long after the one before was held up.
+#: A walk that comes this long after the previous one was delayed.
 HELD_UP = timedelta(seconds=10)
 #: How slurmctld does matters after a minute: it is asked for this often.
 CONTROLLER_EVERY = timedelta(seconds=5)
-#: The first runs of what is new or changed are counted this often.
+#: The first runs of new or changed rules are counted this often.
 TRIALS_EVERY = timedelta(seconds=5)
 
 
@@ -62,8 +62,8 @@ class DetectorParts:
 
 
 class Detector:
-    """One detector. `heard` gives what the ticks over the fleet found since it was last asked, `blind` why
-    they look at nothing (empty: they do)."""
+    """One detector. `heard` returns what the ticks found since the last call, `blind` why they see nothing
+    (empty: they do)."""
 
     def __init__(self, parts: DetectorParts) -> None:
         self.heard: Callable[[], Detections | None] = lambda: None
@@ -93,7 +93,8 @@ class Detector:
         self._rebuild(now)
 
     def _rebuild(self, now: datetime) -> None:
-        """What was walked before only refreshes what is known; beats older than the restart do not count."""
+        """Observations that were already walked only refresh the picture; heartbeats older than the restart
+        do not count."""
         inbox = self._parts.inbox
         stored = (*inbox.alerts(now - ALERTS), *inbox.since(now - REBUILD, lines=now - DELAY_MAX))
         heard = [_as_read(seen, now) for seen in stored]
@@ -196,7 +197,7 @@ class Detector:
             self._parts.poke(started)
 
     def _walk_alone(self, rules: Ruleset, signal: Observation, now: datetime) -> None:
-        """One bad signal must not stop the others for ever: it is consumed and audited."""
+        """One bad signal must not stop the others forever: it is consumed and audited."""
         try:
             started = walk(self.ledger, rules, self.picture, [signal], now)
         except LedgerAway:

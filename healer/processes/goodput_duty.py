@@ -18,9 +18,9 @@ from healer.ports.goodput_book import GoodputBook, PastJob
 #: Slurm forgets a job MinJobAge (300 s) after its end.
 FOLLOW_S = 15.0
 COUNT_S = 60.0
-#: Step times are read so far back after a start; samples are kept longer.
+#: How far back step times are read after a start; samples are kept longer.
 _BACK = timedelta(minutes=30)
-#: And from a life that has ended for so long.
+#: And from a life that ended this long ago.
 _LATE = timedelta(minutes=10)
 
 
@@ -29,13 +29,13 @@ class StepReads(Protocol):
 
 
 class GoodputDuty:
-    """`follow` and `count` run in threads of their own: `follow` alone writes lives, `count` reads steps."""
+    """`follow` and `count` run in separate threads: only `follow` writes lives, `count` reads steps."""
 
     def __init__(self, book: GoodputBook, steps: StepReads, cluster: str, clock: Clock) -> None:
         self._book, self._steps, self._cluster, self._clock = book, steps, cluster, clock
         #: The newest life of each job that Slurm shows; None: not read yet.
         self._lives: dict[str, LifeSeen] | None = None
-        #: Earlier lives of them that ended lately: their last steps may not be read yet.
+        #: Their earlier lives that ended recently: their last steps may not have been read yet.
         self._requeued: list[LifeSeen] = []
         #: The spare GPUs of a life, and the nodes of which that was said.
         self._spares: dict[tuple[str, int], tuple[tuple[str, ...], int]] = {}

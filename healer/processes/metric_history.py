@@ -27,7 +27,7 @@ from healer.text import said_by, say
 
 #: Names in one question: of 10,000 GPUs a name has some 40,000 samples in a minute, 1 MB of answer.
 NAMES_TOGETHER = 10
-#: Which names the server has is asked again after so long.
+#: How often the server's names are queried again.
 NAMES_S = 300.0
 
 
@@ -66,7 +66,7 @@ class PromqlHistory:
             raw = self._server.query(f"{selector(names, self._matchers)}[{span_s}s]", until)
         except AnswerTooLong:
             if len(names) == 1:
-                return []  # one name alone is too much: the windows fill without it
+                return []  # even one name is too much: the windows fill without it
             half = len(names) // 2
             parts = (names[:half], names[half:])
             return [
@@ -79,7 +79,7 @@ class PromqlHistory:
             measured = self._translator.queried(raw, has_node, until)
         except BadBody as error:
             raise HistoryAway(said_by(error)) from None
-        # When they came to the server is not known; they were measured then.
+        # Their arrival at the server is unknown; this is when they were measured.
         return [msgspec.structs.replace(report, arrived_at=report.at) for report in measured.reports]
 
     def _server_names(self, since: datetime) -> list[str]:
@@ -122,16 +122,16 @@ log = structlog.get_logger()
 
 WARM_SPAN = timedelta(minutes=15)
 WARM_STEP = timedelta(minutes=1)
-#: All of it, but for the question that is under way; after that the windows fill by themselves.
+#: The limit for all of it, except the query in progress; after that the windows fill by themselves.
 WARM_MOST_S = 30.0
-#: A minute lacks nothing when the store has rows of so many of Slurm's nodes in it.
+#: A minute is complete if the store has rows of this share of Slurm's nodes in it.
 ENOUGH_SHARE = 0.9
 #: Samples taken from the server: 10,000 GPUs x 40 signals every 15 s for 15 minutes.
 SAMPLES_MAX = 25_000_000
 
 
 class WarmUp:
-    """One start. A server that does not answer is asked no more: it is said in the log."""
+    """One start. A server that does not answer is not asked again; that is logged."""
 
     def __init__(
         self,
@@ -149,7 +149,8 @@ class WarmUp:
         self.samples = self.minutes = 0
 
     def chunks(self, stored: Iterator[Chunk], now: datetime) -> Iterator[Chunk]:
-        """What the store has, with what it lacks between, by the minute. `stored` ends with its rows."""
+        """The store's data, and between it what the store lacks, minute by minute. `stored` ends with its
+        rows."""
         if self._over:
             yield from stored
             return

@@ -11,7 +11,7 @@ from healer.signals.series import Measured
 
 #: A server has a sample some seconds after its time, when the scrape has ended.
 LATE = timedelta(seconds=5)
-#: One question reaches back at most so far. After a longer gap the windows go on without what lies in it.
+#: How far one query reaches back. After a longer gap the windows continue without it.
 REACH = timedelta(minutes=1)
 
 

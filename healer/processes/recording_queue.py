@@ -67,7 +67,7 @@ class Recording:
         references: Mapping[str, Reference],
     ) -> None:
         """As `Recorder.note`."""
-        # The picture's own dictionaries go on changing while these wait.
+        # The picture's own dictionaries keep changing while these wait.
         kept_facts = {node: dict(values) for node, values in facts.items() if values}
         job = partial(
             self._recorder.note, batch, snapshot, now, facts=kept_facts, references=dict(references)

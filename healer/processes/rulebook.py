@@ -20,7 +20,7 @@ from healer.rulebook.ruleset import RulesInvalid
 
 log = structlog.get_logger()
 
-#: Files are looked at no more often than this.
+#: Files are checked no more often than this.
 LOOK_EVERY_S = 1.0
 
 #: (path, time in ns, bytes) of each file.
@@ -43,7 +43,7 @@ class Rulebook:
         self.folder, self._load, self._kept = folder, load, kept
         self.problem = ""
         self._lock = threading.Lock()
-        self._stamp = self._look()
+        self._stamp = self._current_stamp()
         self._looked = time.monotonic()
         try:
             self._rules = load(folder, False)
@@ -68,7 +68,7 @@ class Rulebook:
     def prove(self) -> bool:
         """Whether the rules in force pass their cases: of the files, else of the last proven set. `problem`
         says what is wrong with the files."""
-        stamp = self._look()
+        stamp = self._current_stamp()
         try:
             proven = self._load(self.folder, True)
         except RulesInvalid as error:
@@ -82,12 +82,12 @@ class Rulebook:
         return True
 
     def _keep(self, proven: Ruleset, stamp: Stamp) -> None:
-        """`stamp`: that of the files before they were read. What changed since is not what was proven."""
+        """`stamp`: that of the files before they were read. Anything changed since is not what was proven."""
         if self._kept is not None:
-            self._kept.put(self.folder, proven.version, lambda: self._look() == stamp)
+            self._kept.put(self.folder, proven.version, lambda: self._current_stamp() == stamp)
 
     def _last_proven(self, error: RulesInvalid, *, prove: bool = False) -> Ruleset | None:
-        """The kept set; None where there is none, or where this version of healer refuses it."""
+        """The kept set; None if there is none, or if this version of healer refuses it."""
         folder = self._kept.folder() if self._kept is not None else None
         if folder is None:
             return None
@@ -100,11 +100,11 @@ class Rulebook:
         return rules
 
     def _changed(self) -> bool:
-        """Whether files changed; then a thread reads them, and ends what the lock is held for."""
+        """Whether files changed; then a thread reads them, and releases the lock at the end."""
         if time.monotonic() - self._looked < LOOK_EVERY_S:
             return False  # another thread has just looked
         self._looked = time.monotonic()
-        stamp = self._look()
+        stamp = self._current_stamp()
         if stamp == self._stamp:
             return False
         threading.Thread(target=self._take, args=(stamp,), name="rules", daemon=True).start()
@@ -130,7 +130,7 @@ class Rulebook:
         self.problem = str(error)
         log.error("changed rules invalid, keeping the old set", problem=self.problem)
 
-    def _look(self) -> Stamp:
+    def _current_stamp(self) -> Stamp:
         return tuple(sorted(_files(self.folder)))
 
 

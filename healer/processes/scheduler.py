@@ -32,10 +32,10 @@ log = structlog.get_logger()
 TREE_S, FIGURES_S = 600.0, 30.0
 #: How often it is looked whether any duty has work.
 LOOK_S = 0.2
-#: A duty that is woken looks itself so often, whatever the look says.
+#: A duty with a wake-up still checks this often, whatever the check says.
 UNWOKEN_S = 5.0
 SWEEP_S = 0.2
-#: A run that stays due is sent again after so long, and so much more for each that is due with it.
+#: A run that stays due is sent again after this long, plus this much for each other one that is due.
 AGAIN_S, AGAIN_EACH_S = 1.0, 0.05
 SEAL_S = 0.3
 DELIVER_S = 0.5
@@ -44,7 +44,8 @@ TIDY_S = 60.0
 WATCH_S = 10.0
 ENROLMENTS_S = 30.0
 ACCOUNTS_S = 300.0
-#: Nodes that enrol again within so many minutes are one message; a scheduler that was down looks back so far.
+#: Nodes that enrol again within this many minutes are one message; after a downtime the scheduler looks back
+#: this far.
 ENROLMENTS_MIN, ENROLMENTS_FOR = 5, timedelta(hours=12)
 
 
@@ -274,7 +275,7 @@ def _repeat(duty: Duty, stopped: threading.Event) -> None:
     while not stopped.is_set():
         rest = None
         if duty.woken is not None:
-            duty.woken.clear()  # before the work: what comes meanwhile wakes it again
+            duty.woken.clear()  # before the work, so that later events wake it again
         try:
             rest = duty.work()
             failures = 0
@@ -311,7 +312,7 @@ class Pace:
 
 
 def share_of(at: datetime, span: tuple[datetime, datetime]) -> float:
-    """Of the span, 0 to 1."""
+    """The position within the span, 0 to 1."""
     since, until = span
     whole_s = (until - since).total_seconds() or 1.0
     return min(1.0, max(0.0, (at - since).total_seconds() / whole_s))

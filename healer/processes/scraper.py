@@ -49,10 +49,11 @@ from healer.signals.series import Measured
 from healer.signals.wire import BadBody, HasNode
 from healer.text import NO_WORDS, Said, quoted, said_by, say
 
-#: A target that stalls is asked less often, up to so many intervals apart: it holds a connection each time.
+#: A target that stalls is scraped less often, at most this many intervals apart: it occupies a connection
+#: each time.
 STALLED_MOST = 4
 HOST, SERIES, DEVICE = "host", "series", "device"
-#: Labels that say how to fetch, and not whose it is.
+#: Labels that say how to fetch, and not whose data it is.
 _PATH, _SCHEME, _PARAMETER = "__metrics_path__", "__scheme__", "__param_"
 
 
@@ -140,14 +141,14 @@ def next_due(target: Target, last_s: float, now_s: float, stalled: int) -> float
 T = TypeVar("T")
 log = structlog.get_logger()
 
-#: Rules and Slurm's nodes are looked at so often; state and counts are written so often.
+#: How often rules and Slurm's nodes are read; how often state and counts are written.
 LOOK_S, STATE_S = 2.0, 5.0
 #: Bodies that wait to be written, and that are written in one commit; and one body unpacked.
 QUEUE, BATCH, UNPACKED_MAX = 64 * 2**20, 4 * 2**20, 32 * 2**20
 GATHER_S = 0.02
 #: What a sample of Prometheus weighs in that queue: its number, time and value.
 SAMPLE_BYTES = 20
-#: The nodes' lists of GPUs are read so often, and from so long before: senders repeat them each 10 min.
+#: How often the nodes' lists of GPUs are read, and from how far back: senders repeat them every 10 min.
 GPUS_EVERY, GPUS_LATE = timedelta(seconds=15), timedelta(minutes=15)
 #: No client waits for an answer. After a start every series is new: reading 1,250 pages takes ten seconds.
 WAIT_S = 30.0
@@ -192,7 +193,7 @@ class Parts:
     cluster: str
     rules: Callable[[], Ruleset]
     fetch: Fetch
-    #: PromQL -> the server's answer, in any thread; None where no server is set. Raises HistoryAway.
+    #: PromQL -> the server's answer, from any thread; None if no server is configured. Raises HistoryAway.
     ask: Callable[[str, datetime], bytes] | None
     snapshots: Callable[[], dict[str, SlurmSnapshot]]
     #: The last signal of each node since a time that lists its GPUs.
@@ -205,7 +206,7 @@ class Parts:
     losses: Losses
     clock: Clock
     stopwatch: Callable[[], float] = time.monotonic
-    #: All that the server of `ask` has; None where none is set.
+    #: All data of the server of `ask`; None if none is configured.
     follow: PrometheusFollow | None = None
 
 
@@ -289,7 +290,7 @@ class Scraper:
         self._keep(wanted)
 
     def _learn_gpus(self) -> None:
-        """An exporter may name a GPU by UUID alone: the nodes' own lists say which it is."""
+        """An exporter may name a GPU only by UUID: the nodes' own lists give its index."""
         now = self._parts.clock.now()
         if self._gpus_at is not None and now - self._gpus_at < GPUS_EVERY:
             return
@@ -478,7 +479,7 @@ class Scraper:
             if measured.unknown:
                 parts.tally.add(self._cluster, measured.unknown.items(), now)
 
-    # --- what people see ---
+    # --- for people ---
 
     async def _write_state(self) -> None:
         states = [kept.state for kept in self._kept.values()]

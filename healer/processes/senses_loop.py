@@ -32,7 +32,7 @@ _DROP_WORDS = {
 
 
 class Drops:
-    """Of one cluster. `report` never raises: the windows matter more."""
+    """Drops of one cluster. `report` never raises, because the windows matter more."""
 
     def __init__(self, book: LossBook, cluster: str) -> None:
         self._book, self._cluster = book, cluster
@@ -70,36 +70,37 @@ class Drops:
         self._reported = found
 
 
-#: Samples are read more often than they are looked at: reading them all at once would delay the look.
+#: Samples are read more often than they are evaluated: reading them all at once would delay the tick.
 READ_S = 1.0
-#: Rows in one reading that say that there is no more to read.
+#: If a reading has fewer rows than this, there is nothing more to read.
 FEW = 1000
-#: One look reads on for at most so long, and a rebuild: who sends more than can be read must not stop both.
+#: How long one reading, and a rebuild, may last: a sender that sends more than can be read must not stop
+#: both.
 READ_ON_S = 2.0
 REBUILD_S = 300.0
-#: Called with what was read, before it is judged: the recorder.
+#: Called with the data read, before it is evaluated: the recorder.
 Note = Callable[[Sequence[Report], Sequence[StepBatch], datetime], None]
 
 Chunk = tuple[list[Report], list[StepBatch]]
-#: (rules, Slurm's picture, the store's rows, now) -> those rows, with what they lack between.
+#: (rules, Slurm snapshot, the store's rows, now) -> those rows, with the data that they lack in between.
 Warmed = Callable[[Ruleset, SlurmSnapshot | None, Iterator[Chunk], datetime], Iterator[Chunk]]
 
 
 def as_stored(
     _rules: Ruleset, _slurm: SlurmSnapshot | None, stored: Iterator[Chunk], _now: datetime
 ) -> Iterator[Chunk]:
-    """Without a Prometheus-compatible server: the store's rows alone."""
+    """Without a Prometheus-compatible server: only the store's rows."""
     return stored
 
 
-#: After an error (the database is away, a rule of ours fails) the next look is so far away.
+#: How long to wait after an error (the database does not answer, one of our rules fails).
 PAUSE_S = 5.0
 #: One failed tick is a hiccup of the database; this many in a row are shown to people.
 FAILURES = 2
 
-#: What forecasts follow is written down so often, and at the end.
+#: How often the data of forecasts is stored, besides at the end.
 KEEP_TRENDS = timedelta(hours=1)
-#: Which GPU is which part is looked up so often.
+#: How often the parts of GPUs are looked up.
 KNOW_PARTS = timedelta(minutes=5)
 
 #: Ticks are logged this often.
@@ -189,7 +190,8 @@ class SensesLoop:
             try:
                 self.once()
             except Exception as error:
-                # Whatever it was: windows are rebuilt from the store, and the walk goes on meanwhile.
+                # Whatever the error was: windows are rebuilt from the store, and the walk continues
+                # meanwhile.
                 log.exception("tick failed, rebuilding metric windows")
                 self._failed += 1
                 if self._failed >= FAILURES:
@@ -201,7 +203,7 @@ class SensesLoop:
         self._keep_trends(self._clock.now())
 
     def once(self) -> None:
-        """Reads what is new, and ticks when it is time."""
+        """Reads new data, and ticks when it is time."""
         rules = self._parts.rules()
         if not self._may_look(rules):
             return
@@ -250,7 +252,7 @@ class SensesLoop:
                 self._found.append(sensed)
 
     def _read(self, senses: Senses, samples: Samples, slurm: SlurmSnapshot | None) -> datetime:
-        """Takes in what is new, up to now; returns the moment of the last reading."""
+        """Processes new data, up to now; returns the time of the last reading."""
         begun = self._clock.now()
         while True:
             reports, batches = samples.new()
@@ -266,7 +268,7 @@ class SensesLoop:
                 return now
 
     def _keep_trends(self, now: datetime) -> None:
-        """What forecasts follow takes days to learn again. A database that is away makes it late, no more."""
+        """The data of forecasts takes days to learn again. A database that does not answer only delays it."""
         if self._parts.trends is None or self._senses is None:
             return
         self._trends_at = now
@@ -295,7 +297,7 @@ class SensesLoop:
         return self._proven
 
     def _rebuild(self, rules: Ruleset) -> tuple[Senses, Samples]:
-        """Fresh senses with full windows: from the store, and what it lacks from what others remember."""
+        """New senses with full windows: from the store, and what that lacks from other sources."""
         begun, rows = self._clock.now(), 0
         senses, samples = self._parts.make(rules)
         if self._parts.trends is not None and (lost := senses.load(self._parts.trends.read())):
@@ -311,7 +313,7 @@ class SensesLoop:
         return senses, samples
 
     def _stored(self, samples: Samples, begun: datetime) -> Iterator[Chunk]:
-        """The store's rows. While one part is taken in, the database gives the next."""
+        """The store's rows. While one part is processed, the database fetches the next."""
         with ThreadPoolExecutor(1, thread_name_prefix="samples") as reader:
             coming = reader.submit(samples.new)
             while True:

@@ -19,12 +19,12 @@ log = structlog.get_logger()
 
 LEFT_JOBS_S = 2.0
 MISSED_S, MISSED_AT_ONCE = 1.0, 8
-#: A run that is due for so long, though the sweep sends it again and again, waits for no message.
+#: A run that is due for this long, although the sweep keeps sending it, does not wait for a message.
 UNBROUGHT_S = 5.0
 WITNESS_S = 1.0
 #: The rest after a witness did not answer.
 _AWAY_S = 10.0
-#: It is not known any more, or has ended.
+#: It is unknown by now, or has ended.
 _OVER = frozenset({2017, 2021})
 
 
@@ -128,5 +128,5 @@ def sweeps_in(picture: SlurmSnapshot | None) -> list[SlurmJob]:
 
 
 def run_of(job: SlurmJob) -> str:
-    """The run whose step's key its comment is."""
+    """The run whose step's key is in the job's comment."""
     return job.comment.partition(":")[0]

@@ -151,7 +151,7 @@ class Recorder:
     def _put(
         self, now: datetime, route: str, body: Any, *, samples: bool = False, known_as: Sequence[str] = ()
     ) -> None:
-        # Threads have their own times; a recording never goes back.
+        # Threads have their own times; a recording never goes back in time.
         self._last = now if self._last is None else max(now, self._last)
         entry: dict[str, Any] = {"at": self._last, "route": route, "body": body}
         line = msgspec.json.encode(entry | {"known_as": known_as} if known_as else entry)

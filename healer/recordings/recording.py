@@ -16,7 +16,7 @@ YEAR_MOST = 2100
 
 
 class BadRecording(ValueError):
-    """The text names the line and what is wrong with it."""
+    """The text names the line and the problem."""
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ FRAME_BYTES = 4 * 1024 * 1024
 #: Free share of the disk that recordings leave: the database may be on the same disk.
 FREE_SHARE = 0.05
 _LEVEL = 3
-#: Of a file that is written once.
+#: For a file that is written once.
 _FILE_LEVEL = 6
 _NAME = "%Y%m%dT%H%M%S%fZ"
 _RECORDED = ".jsonl.zst"

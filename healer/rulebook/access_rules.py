@@ -1,4 +1,4 @@
-"""Loads and checks `rules/access.yaml`: which groups of the identity provider may do what, and who may not
+"""Loads and checks `rules/access.yaml`: permissions by the groups of the identity provider, and who may not
 approve. Format: docs/sign-in.md."""
 
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from healer.text import say
 
 
 def read_access(source: Source, playbooks: Collection[str]) -> AccessRules:
-    """What is wrong goes to the source's problems."""
+    """Problems go to the source's list."""
     found = source.whole(AccessRules)
     names: set[str] = set()
     for index, grant in enumerate(found.grants):

@@ -1,6 +1,6 @@
 """Loads `rules/detection/*.yaml` and `rules/gpu_models.yaml`, and checks every expression.
 
-Format: docs/rules.md. No numpy: what is read here is compiled in the detector alone.
+Format: docs/rules.md. No numpy: expressions are compiled only in the detector.
 """
 
 import re
@@ -32,7 +32,7 @@ from healer.rulebook.source import Source, Where
 from healer.text import said_by, say
 
 _SPEC_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-#: What acts must not rest on one sample.
+#: A rule that acts must not depend on one sample.
 LEAST_FOR_S = 30.0
 #: Nothing is held for longer: after a restart only the windows are known.
 LONGEST_FOR_S = 3600.0
@@ -116,7 +116,7 @@ def read_rules(
 
 
 def as_policy(rule: DetectionRule) -> Rule:
-    """What is to be done when it fires."""
+    """The policy for when it fires."""
     return policy_of(rule, rule.name, detection=True, sign=rule.sign)
 
 
@@ -168,7 +168,7 @@ def _models(at: Where, globs: Sequence[str], models: Sequence[GpuModel]) -> tupl
 def _check_expressions(
     at: Where, entry: Entry, signals: Mapping[str, Signal], specs: Collection[str]
 ) -> Expr | None:
-    """The condition, None where it is wrong."""
+    """The condition, None if it is wrong."""
 
     def read(field: str, text: str, reader: Callable[..., Expr]) -> Expr | None:
         try:
@@ -200,7 +200,7 @@ def _check_expressions(
 
 
 def _drawable(threshold: Expr, signal: Signal) -> bool:
-    """Counters are drawn as a rate per second, or as growth where the threshold is in their own unit."""
+    """Counters are drawn as a rate per second, or as growth if the threshold is in their own unit."""
     unit = units.UNIT_WORDS[signal.unit]
     if units.fits(threshold.unit, unit):
         return True

@@ -37,8 +37,8 @@ _WITHIN_MAX_S = 3600
 
 
 def read_sharings(source: Source, policies: Sequence[Rule]) -> tuple[Sharing, ...]:
-    """The entries in the order of the file: of two places that explain as many nodes the first is it. What is
-    wrong goes to the source's problems."""
+    """The entries in the order of the file: of two places that explain equally many nodes the first is
+    chosen. Problems go to the source's list."""
     found: dict[str, Sharing] = {}
     taken = {rule.name for rule in policies}
     for at, entry in source.entries(Sharing):
@@ -122,7 +122,7 @@ def read_ladders(
 
 
 def policies_of(found: Escalations) -> list[Rule]:
-    """What is to be done about what repeats, and about what goes together."""
+    """The policies for what repeats, and for what combines."""
     repeats = [
         policy_of(repeat, *(f"{REPEATS}{fault}" for fault in repeat.faults)) for repeat in found.repeats
     ]
@@ -161,7 +161,7 @@ def _check_faults(at: Where, faults: Sequence[str], known_faults: Sequence[str])
             check_known_fault(at, fault, known_faults)
 
 
-#: They begin with a moment, so they need an end.
+#: They have only a start, so they need an end.
 _BOUNDED = frozenset(
     {ContextKind.worked_on, ContextKind.booted, ContextKind.new_driver, ContextKind.job_start}
 )
@@ -171,7 +171,7 @@ _LONGEST_MIN = CONTEXT_LONGEST / timedelta(minutes=1)
 
 
 def read_context(source: Source) -> tuple[ContextRule, ...]:
-    """The entries in the order of the file; what is wrong goes to the source's problems."""
+    """The entries in the order of the file; problems go to the source's list."""
     found: dict[str, ContextRule] = {}
     for at, entry in source.entries(ContextRule):
         if entry.name in found:

@@ -25,7 +25,7 @@ from healer.rulebook.rule_checks import RULE_NAME, at_column, check_known_fault,
 from healer.rulebook.source import Source, Where
 from healer.text import say
 
-#: What has a series: parts that stay.
+#: Scopes with series: parts that stay.
 SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
 #: Longest time ahead: only two weeks of history are kept.
 _MOST_DAYS = 30

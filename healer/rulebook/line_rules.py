@@ -15,9 +15,9 @@ from healer.rulebook.rule_checks import RULE_NAME, check_name, is_glob, policy_o
 from healer.rulebook.source import Source, Where
 from healer.text import say
 
-#: What accuses no hardware: who names a process so that its line reads like one of these gains nothing.
+#: Faults that accuse no hardware: naming a process so that its line reads like one of these gains nothing.
 _HARMLESS = frozenset({FaultClass.application, FaultClass.informational})
-#: What a line may make of a fault: the names of other detectors are theirs.
+#: Possible faults of a line: the names of other detectors are theirs.
 _TAKEN = re.compile(r"xid-|sxid-|driver-asks|gpu-lost$|slurm-drain:|foreign-drain:|hook:|alert:")
 
 #: Nothing that a kernel prints.
@@ -40,7 +40,7 @@ def read_lines(source: Source) -> LineBook:
 
 
 def _check_pattern(at: Where, entry: KernelLine) -> bool:
-    """Whether it can be used: it compiles, and begins with text where it accuses hardware."""
+    """Whether it can be used: it compiles, and begins with text if it accuses hardware."""
     pattern = entry.pattern
 
     def wrong(text: str, hint: str = "") -> bool:
@@ -67,7 +67,7 @@ def _check_pattern(at: Where, entry: KernelLine) -> bool:
 
 
 def _words_of(error: Exception) -> str:
-    """RE2 says it in bytes."""
+    """The text of RE2's error, which is bytes."""
     message = error.args[0] if error.args else ""
     return message.decode("utf-8", "replace") if isinstance(message, bytes) else str(message)
 

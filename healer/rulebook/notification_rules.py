@@ -26,12 +26,12 @@ _FIELDS: dict[ChannelKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ChannelKind.alertmanager: (("url",), ("secret",)),
     ChannelKind.email: (("server", "sender", "to"), ("tls", "user", "secret")),
 }
-#: They wake somebody or keep a state: a list of what was is nothing to them.
+#: They wake someone or keep a state, so a digest is of no use to them.
 _NO_DIGEST = (ChannelKind.pagerduty, ChannelKind.alertmanager)
 
 
 def read_notifications(source: Source) -> Notifications:
-    """Without the file, or with an empty one, there are no channels. What is wrong goes to its problems."""
+    """Without the file, or with an empty one, there are no channels. Problems go to the source's list."""
     found = source.whole(Notifications)
     names: set[str] = set()
     for index, channel in enumerate(found.channels):

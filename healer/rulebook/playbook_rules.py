@@ -40,7 +40,7 @@ from healer.rulebook.source import Source, Where
 from healer.text import joined, said_by, say
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-#: What a step reads of `input`: name, type, whether it has to be there.
+#: The `input` fields of a step: name, type, whether required.
 INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     "still_slow": {"senses": (int, False)},
     "jobs_left": {"run_on_s": (int, False)},
@@ -62,7 +62,7 @@ INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
 }
 _TYPES: dict[InputType, type] = {InputType.bool: bool, InputType.int: int, InputType.duration: int}
 _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
-#: What goes to a node or a command, or names a file: out of a closed list alone.
+#: Values that go to a node or a command, or name a file: only from a fixed list.
 _CLOSED = ("service", "script", "depth", "which", "command", "argument")
 
 
@@ -94,7 +94,7 @@ def check_spec(at: Where, name: str, spec: Input) -> None:
 def check_input(at: Where, step: Step, playbook: Playbook) -> None:
     word = step.do or step.check or step.wait or ""
     if word not in {*VERBS, *CHECKS, *WAITS}:
-        return  # said already
+        return  # already reported
     inputs = INPUTS.get(word, {})
     for name, value in step.input.items():
         given = at.at("input", name)
@@ -525,7 +525,7 @@ def check_uses(
     for source in sources:
         playbook = playbooks.get(source.name.rpartition("/")[2].removesuffix(".yaml"))
         if playbook is None or any(step.use for step in playbook.steps):
-            continue  # what is wrong with it is said already
+            continue  # its problem is already reported
         written = source.data.get("steps") if isinstance(source.data, dict) else None
         as_written = isinstance(written, list) and len(written) == len(playbook.steps)
         drained = False

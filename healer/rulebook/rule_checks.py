@@ -1,4 +1,4 @@
-"""What files of `rules/` must hold beyond the right types: what several share; guards, watches, topology."""
+"""Checks of `rules/` beyond the types: those shared by several files; guards, watches, topology."""
 
 import math
 import re
@@ -48,7 +48,7 @@ _SLURM_NAME = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _GUID = re.compile(r"0x[0-9a-fA-F]{16}")
 
 
-# --- what several files share
+# --- shared by several files
 
 
 def check_name(at: Where, name: str, taken: Collection[str] = ()) -> None:
@@ -164,7 +164,7 @@ def _window(at: Where, window: Maintenance) -> Maintenance:
 
 
 def read_watches(source: Source) -> WatchSettings:
-    """The defaults where the file is missing or wrong. Times and thresholds are above 0."""
+    """The defaults if the file is missing or wrong. Times and thresholds are above 0."""
     data = source.mapping((), source.data)
     settings = source.convert((), data, WatchSettings) or WatchSettings()
     check = source.at().check
@@ -214,7 +214,7 @@ def _switches(source: Source, data: Any) -> dict[str, Switch]:
 
 
 def _links(source: Source, data: Any) -> dict[str, dict[str, Peer]]:
-    """`gpu0001/mlx5_0`: what the cable leads to, and the port there (which may hold a `/` itself)."""
+    """`gpu0001/mlx5_0` -> the other end of the cable, and the port there (which may contain a `/` itself)."""
     found: dict[str, dict[str, Peer]] = {}
     for name, ports in source.mapping(("links",), data).items():
         peers = found[str(name)] = {}
@@ -243,7 +243,7 @@ def _places(source: Source, data: Any) -> dict[str, Place]:
 
 
 def _merged(place: Place, new: Place) -> Place | str:
-    """Both together; a sentence where they say different things."""
+    """Both together; a sentence if they contradict each other."""
     both: dict[str, str] = {}
     for name in Place.__struct_fields__:
         here, there = getattr(place, name), getattr(new, name)

@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 #: Faults that no file lists: reported without a number, or found by other detectors than the kernel's.
 OTHER_FAULTS = faults_with(Trait.by_code)
-#: Faults of jobs, not of nodes: only a policy of these alone may name a playbook for jobs.
+#: Faults of jobs, not of nodes: only a policy for these alone may name a playbook for jobs.
 JOB_FAULTS = frozenset(faults_with(Trait.of_job))
 #: Faults with an open tail: the kind of drain that Slurm set, the program that drained, the check of a node's
 #: own hooks, the partition of jobs and why they wait.
@@ -117,13 +117,13 @@ def load(
         rules = _load(rules_dir, default_mode, settle_s, overrides or {}, prove)
         if len(_read) >= MOST_READ:
             _read.clear()
-        if _files_digest(rules_dir) == asked[0]:  # else somebody saved a file meanwhile
+        if _files_digest(rules_dir) == asked[0]:  # otherwise someone saved a file meanwhile
             _read[asked] = rules, prove
     return rules
 
 
 def _files_digest(folder: Path) -> str:
-    """Of the names and bytes of all files below that can be read."""
+    """A digest of the names and bytes of all readable files below the folder."""
     found = list[bytes]()
     for path in sorted(folder.rglob("*")):
         with suppress(OSError):
@@ -212,7 +212,7 @@ def _measured(
     scrape = read_scrape(folder.optional("scrape.yaml"), catalogue, folder.path)
     models = read_models(folder.optional("gpu_models.yaml"))
     placed: list[PlacedRule] = []
-    if catalogue.signals or not folder.problems:  # else each name would be a problem of its own
+    if catalogue.signals or not folder.problems:  # otherwise each name would be a problem of its own
         paths = sorted((folder.path / "detection").glob("*.yaml"))
         sources = [folder.source(f"detection/{path.name}") for path in paths]
         check = partial(_check_playbook_of, folder, playbooks=playbooks)
@@ -263,7 +263,7 @@ class _Folder:
         self.read: dict[str, bytes] = {}
 
     def source(self, name: str, *, required: bool = True) -> Source:
-        """An empty one where the file is missing, which is a problem if it is `required`."""
+        """An empty one if the file is missing, which is a problem if it is `required`."""
         path = self.path / name
         try:
             source = Source(path, name, self.problems)
@@ -283,7 +283,7 @@ class _Folder:
 
     @cached_property
     def playbook_names(self) -> frozenset[str]:
-        """Of the files, also of wrong ones."""
+        """The names of the files, including invalid ones."""
         return frozenset(path.stem for path in (self.path / "playbooks").glob("*.yaml"))
 
     def by_code(
@@ -303,7 +303,7 @@ class _Folder:
 
 
 def sha256_of(parts: Iterable[bytes]) -> str:
-    """Of all parts together; where one ends and the next begins is part of it."""
+    """A hash of all parts, including where one ends and the next begins."""
     hasher = hashlib.sha256()
     for part in parts:
         hasher.update(f"{len(part)}\0".encode())
@@ -361,7 +361,7 @@ def _rules(
 
 
 def case_sources(rules_dir: Path, problems: list[Problem], pattern: str) -> list[Source]:
-    """The case files whose names fit."""
+    """The case files with matching names."""
     paths = sorted((rules_dir / "cases").glob(pattern))
     return [Source(path, f"cases/{path.name}", problems) for path in paths]
 
@@ -459,7 +459,7 @@ def _guards(folder: _Folder, overrides: dict[str, Any]) -> dict[str, Any]:
                 given = {key: getattr(settings, key) for key in fields}
                 found[place] = msgspec.structs.replace(base, **given)
                 if name == "partitions":
-                    # What a partition leaves out is its cluster's, where that has values of its own.
+                    # Fields that a partition leaves out are its cluster's, if that has values of its own.
                     for cluster, around in places[0].items():
                         found[f"{cluster}/{place}"] = msgspec.structs.replace(around, **given)
         places.append(found)

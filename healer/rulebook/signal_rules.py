@@ -177,7 +177,7 @@ def wants_scraper(file: Path) -> Callable[[], bool]:
 
 
 def address(text: str) -> tuple[str, int] | None:
-    """(host, port) of a target, the host without brackets; None when it is none."""
+    """(host, port) of a target, the host without brackets; None if it is invalid."""
     match = _TARGET.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 65536:
         return None

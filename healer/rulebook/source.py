@@ -1,4 +1,5 @@
-"""YAML files with line numbers: reads them, makes structs of their entries, and says what is wrong where."""
+"""YAML files with line numbers: reads them, converts their entries to structs, and reports problems by
+line."""
 
 import difflib
 import functools
@@ -63,7 +64,7 @@ class Source:
     """One file: its data, and the line of every entry. Wrong YAML is a problem, its data then None."""
 
     def __init__(self, path: Path, name: str, problems: list[Problem], raw: bytes | None = None) -> None:
-        """`raw`: what the file holds, where it is not to be read."""
+        """`raw`: the contents of the file, if it is not to be read."""
         self.name = name
         self.problems = problems
         self.raw = path.read_bytes() if raw is None else raw
@@ -75,7 +76,7 @@ class Source:
 
     @classmethod
     def if_there(cls, path: Path, name: str, problems: list[Problem]) -> "Source":
-        """The file, or an empty one where there is none."""
+        """The file, or an empty one if there is none."""
         return cls(path, name, problems, raw=None if path.exists() else b"")
 
     @functools.cached_property
@@ -88,7 +89,7 @@ class Source:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Of the whole file."""
+        """A digest of the whole file."""
         return sha256(self.raw).digest()
 
     def problem(self, path: Sequence[str | int], text: str, hint: str = "") -> None:
@@ -138,7 +139,7 @@ class Source:
             yield self.at(index), entry
 
     def whole(self, kind: type[T]) -> T:
-        """The file as one struct, all of whose fields have defaults; these where it is empty or wrong."""
+        """The file as one struct whose fields all have defaults; the defaults if it is empty or wrong."""
         return (None if self.data is None else self.convert((), self.data, kind)) or kind()
 
     def mapping(self, path: Sequence[str | int], data: Any) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Bytes to observations: forms, not meaning."""
+"""From bytes to observations: the forms, not the meaning."""

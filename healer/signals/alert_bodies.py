@@ -2,10 +2,10 @@
 
 `POST /signals/alertmanager` takes Alertmanager's webhook (version 4) and Grafana's variant of it (version 1,
 with `orgId` and more around the alerts). Alertmanager sends the whole group again after each change and every
-`repeat_interval`, so an alert's identity is its cluster, fingerprint, status and moment, never the address of
-who sent it: two Alertmanagers in a high-availability pair both send the same alert.
+`repeat_interval`, so an alert's identity is its cluster, fingerprint, status and time, never the sender's
+address: two Alertmanagers in a high-availability pair both send the same alert.
 
-What an alert means is not decided here: `rules/alerts.yaml` and `healer.detection.alerts`.
+The meaning of an alert is decided elsewhere: `rules/alerts.yaml` and `healer.detection.reported`.
 
 CloudEvents 1.0 carry alerts, and bodies of healer's own routes. Three modes of the HTTP binding: one event as
 JSON (`application/cloudevents+json`), several (`application/cloudevents-batch+json`), and an event whose
@@ -31,11 +31,11 @@ from healer.signals.series import CLUSTER_LABELS, NODE_LABELS, check_labels, gpu
 from healer.signals.wire import Accepted, HasNode, effective_time
 from healer.text import joined, say
 
-#: Alerts of one request: a group of a whole cluster's nodes is far below this.
+#: The most alerts per request: a group of a whole cluster's nodes is far below this.
 ALERTS_MAX = 10_000
-#: Labels that name a switch, where none names a node: SNMP exporters and Slurm's own word.
+#: Labels that name a switch, if none names a node: those of SNMP exporters and Slurm's own word.
 SWITCH_LABELS = ("switch", "sysname", "sysName")
-#: What of the annotations is kept, the first that is there, and so many characters of it.
+#: The annotation that is kept (the first one present), and how many characters of it.
 _ANNOTATIONS = ("summary", "message", "description")
 TEXT_MAX = 500
 URL_MAX = 1000
@@ -44,7 +44,7 @@ AGAIN_S = 3600
 #: Versions of the webhook: Alertmanager's, and the one that Grafana writes together with its `orgId`.
 _VERSION, _GRAFANA = "4", "1"
 _FIRST_YEAR = 1970
-#: A fingerprint is a hash in hex; what is longer is hashed, so that no sender chooses what is stored.
+#: A fingerprint is a hash in hex; anything longer is hashed, so that no sender chooses what is stored.
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -71,12 +71,12 @@ class AlertGroup(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Alerts(Accepted, frozen=True, kw_only=True):
-    """`lost`: how many the sender itself says that it left out."""
+    """`lost`: the number of alerts that the sender itself reports as left out."""
 
     lost: int = 0
 
     def nodes(self) -> set[tuple[str, str]]:
-        """Every (cluster, node or "") that is spoken of: for tokens bound to one of them."""
+        """Every (cluster, node or "") that is named: for tokens bound to one of them."""
         return {
             (observation.component.cluster, observation.component.node or "")
             for observation in self.observations
@@ -84,8 +84,8 @@ class Alerts(Accepted, frozen=True, kw_only=True):
 
 
 class Site(msgspec.Struct, frozen=True):
-    """Which things there are. `cluster` is that of alerts which name none (empty: they have to), `served` are
-    all of ours; `has_switch` says whether a cluster has such a switch."""
+    """The known objects. `cluster`: the cluster of alerts that name none (empty: they must); `served`: all
+    our clusters; `has_switch`: whether a cluster has such a switch."""
 
     cluster: str
     served: tuple[str, ...]
@@ -103,8 +103,8 @@ def alertmanager_observations(body: Any, site: Site, now: datetime) -> Alerts:
 
 
 class Enveloped(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert that came in an envelope of its own: `id` and `source` are its identity, `index` the number
-    under which it is rejected."""
+    """An alert in an envelope of its own: `id` and `source` are its identity, `index` the number under which
+    it is rejected."""
 
     index: int
     alert: Any
@@ -113,7 +113,7 @@ class Enveloped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def enveloped_observations(items: Iterable[Enveloped], site: Site, now: datetime) -> Alerts:
-    """Alerts of several senders. Raises nothing: what is wrong is rejected."""
+    """Alerts of several senders. Raises nothing: invalid ones are rejected."""
     heap = _Heap(site, now)
     for item in items:
         heap.take(item.index, item.alert, item.source, item.id)
@@ -121,14 +121,15 @@ def enveloped_observations(items: Iterable[Enveloped], site: Site, now: datetime
 
 
 def repeated_alert(seen: Observation) -> Observation:
-    """The same alert, repeated: stored at most once an hour, so that healer knows when it falls silent."""
+    """The same alert, repeated: stored at most once an hour, so that healer notices when it is no longer
+    repeated."""
     hour = int(seen.arrived_at.timestamp()) // AGAIN_S
     data = seen.data | {"again": seen.digest}
     return msgspec.structs.replace(seen, digest=digest_of("alert-again", seen.digest, hour), data=data)
 
 
 def _group(body: Any) -> tuple[list[Any], int, str]:
-    """(the alerts, how many were left out, who sent them)."""
+    """(the alerts, the number left out, the sender)."""
     if not isinstance(body, dict):
         raise BadBody(say("signals.alerts_shape"))
     version, alerts = body.get("version"), body.get("alerts")
@@ -176,7 +177,7 @@ class _Heap:
 
 
 def _where(labels: Mapping[str, str], site: Site) -> Component | None:
-    """The node, else the switch, that the labels name, with its part; None when they name nothing of ours.
+    """The node, else the switch, named by the labels, with its part; None if they name nothing of ours.
 
     The words are those of series (`healer.signals.series`).
     """
@@ -218,16 +219,16 @@ def _observation(alert: Alert, where: Component, now: datetime, source: str, env
     firing = alert.status == "firing"
     ended = None if firing or not alert.ends_at else effective_time(utc_time(alert.ends_at, "endsAt"), now)
     if ended is not None and ended < begun:
-        ended = None  # the year 1, or a clock that leapt: that it is over counts, not when
+        ended = None  # the year 1, or a clock that jumped: only the end counts, not its time
     fingerprint = alert.fingerprint
     if not _FINGERPRINT.fullmatch(fingerprint):
         fingerprint = digest_of("fingerprint", fingerprint, *sorted(alert.labels.items()))[:32]
-    # Two of our clusters may have nodes of the same names, and so the same labels. The moment is the one that
-    # in the alert: what a clock that is ahead repeats is a repeat too.
+    # Two of our clusters may have nodes of the same names, and so the same labels. The time is the one in the
+    # alert: a repeat by a clock that is ahead is a repeat too.
     same = ("alert", where.cluster, fingerprint, f"{reported.timestamp():.3f}", alert.status)
     if envelope:
         same = ("alert-event", where.cluster, source, envelope)
-    # The sender chooses the fingerprint and the envelope, so the place belongs to the identity too.
+    # The sender chooses the fingerprint and the envelope, so the place is part of the identity too.
     here = (where.node or "", where.switch or "", str(where.gpu), where.pci or "", where.nic or "")
     url = alert.generator_url
     # One line for people.
@@ -254,7 +255,7 @@ def _observation(alert: Alert, where: Component, now: datetime, source: str, env
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
-#: Events of one request. Each may hold a whole body of another route.
+#: The most events per request. Each may contain a whole body of another route.
 EVENTS_MAX = 1000
 #: Attributes are short: the specification asks senders to keep an event's context far below this.
 ATTRIBUTE_MAX = 1024
@@ -269,15 +270,15 @@ ALERT = "io.healer.alert.v1"
 NVSENTINEL = "com.nvidia.nvsentinel.health.v1"
 #: Its kinds of what is hit -> the labels of series.
 _ENTITIES = {"PCI": "pci_bus_id", "GPU_UUID": "UUID", "GPU": "gpu", "NIC": "device"}
-#: Labels that say which GPU or port is hit, and those that name a place at all: an alert of one place is not
-#: ended by the end of another's.
+#: Labels that name the GPU or port, and those that name a place at all: the end of an alert at one place does
+#: not end an alert at another.
 _PARTS = ("pci_bus_id", "UUID", "uuid", "gpu_uuid", "gpu", "nvlink", "device", "port")
 _PLACES = (*CLUSTER_LABELS, *NODE_LABELS, *SWITCH_LABELS, *_PARTS)
-#: Words in `data.status` of any other event that say that it is over.
+#: Values of `data.status` of any other event that mean that it is over.
 _OVER = frozenset({"resolved", "ok", "recovered", "cleared"})
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-#: Fields of `data` that become labels of an event that `rules/alerts.yaml` names.
+#: Fields of `data` that become labels of an event named by `rules/alerts.yaml`.
 _LABELS_MAX = 48
 _REQUIRED = ("specversion", "id", "source", "type")
 _STRINGS = (*_REQUIRED, "subject", "time", "datacontenttype", "dataschema")
@@ -371,9 +372,9 @@ def _unpacked(text: Any) -> Any:
 
 
 def alert_in(event: Event, named: Sequence[str], now: datetime) -> Enveloped | None:
-    """The alert in an event; None where its type means nothing to healer.
+    """The alert in an event; None if its type means nothing to healer.
 
-    `named`: the types that `rules/alerts.yaml` takes of those in the request. Raises BadEntry.
+    `named`: the types in the request that `rules/alerts.yaml` takes. Raises BadEntry.
     """
     if event.type == ALERT:
         alert = _alertmanager_form(event, now)
@@ -432,7 +433,7 @@ def _nvsentinel(event: Event, now: datetime) -> dict[str, Any]:
 
 
 def _other(event: Event, now: datetime) -> dict[str, Any]:
-    """Of a type that the site's rules name: the plain fields of its data are the labels."""
+    """An event of a type named by the site's rules: the plain fields of its data are the labels."""
     data = event.data if isinstance(event.data, dict) else {}
     plain = [
         (name, _word(value)) for name, value in data.items() if isinstance(value, str | int | float | bool)

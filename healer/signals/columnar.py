@@ -1,7 +1,7 @@
 """`POST /signals/metrics`: one node's samples as columns of JSON.
 
-The shape of a node's body hardly ever changes, so what its names mean is worked out once per shape
-(`_Layout`); after that a body is decoded, flattened and copied, 240 samples in some 20 µs.
+The shape of a node's body rarely changes, so its names are resolved once per shape (`_Layout`); after that a
+body is decoded, flattened and copied, 240 samples in some 20 µs.
 """
 
 from collections import Counter
@@ -36,9 +36,9 @@ from healer.signals.wire import Gpu, HasNode, wrong_node
 from healer.text import NO_WORDS, Said, said_by, say
 
 # --- columnar body ------------------------------------------------------------------------------------------
-# Bodies of columnar metrics as they are read: their form, their bounds, one entry after the other.
+# Parsing of columnar metrics: their form, their limits, one entry after the other.
 
-#: GPUs of one node, NVLinks of one GPU, names of one body: far above what any machine has.
+#: Limits: GPUs per node, NVLinks per GPU, names per body: far above any machine.
 GPUS_MAX = 64
 LINKS_MAX = 64
 NAMES_MAX = 4096
@@ -70,11 +70,11 @@ class _Samples(msgspec.Struct, Generic[_Value], forbid_unknown_fields=True):
 
 
 class Body(_Samples[_Number]):
-    """All of them numbers: the form that is decoded fast."""
+    """A body of numbers only: the form that decodes fast."""
 
 
 class Wordy(_Samples[_Word]):
-    """With words among the values, such as `"Completed"`."""
+    """A body with words among the values, such as `"Completed"`."""
 
 
 _fast = msgspec.json.Decoder(list[Body] | Body)
@@ -83,7 +83,7 @@ _wordy = msgspec.json.Decoder(Wordy)
 
 
 def bodies(raw: bytes, rejects: Rejects) -> Iterator[tuple[int, Body | Wordy]]:
-    """(index, body) of each entry that has the right form; the others go to `rejects`."""
+    """(index, body) of each valid entry; the others go to `rejects`."""
     check_marks(raw, values=(b",", VALUES_MAX), objects=(b"{", OBJECTS_MAX), lists=(b"[", LISTS_MAX))
     try:
         body = _fast.decode(raw)
@@ -92,7 +92,7 @@ def bodies(raw: bytes, rejects: Rejects) -> Iterator[tuple[int, Body | Wordy]]:
         yield from enumerate(bodies)
         return
     except msgspec.ValidationError:
-        pass  # one by one: one bad entry never loses the good ones
+        pass  # one by one, so that one bad entry never loses the good ones
     except NOT_JSON as error:
         raise BadBody(say("signals.not_json", error=said_by(error))) from None
     for index, item in enumerate(_items(raw)):
@@ -155,25 +155,25 @@ def check_sizes(body: Body | Wordy) -> None:
 
 # --- columnar -----------------------------------------------------------------------------------------------
 
-#: Shapes remembered and the memory they take, roughly; then all are forgotten at once.
+#: Limits on remembered shapes and their approximate memory; beyond them all are forgotten at once.
 _LAYOUTS_MAX = 4096
 _LAYOUT_BYTES_MAX = 64 * 2**20
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """What one shape of body means. `take` are the places of the flat values that are kept (None: all)."""
+    """The meaning of one shape of body. `take`: the indices of the flat values that are kept (None: all)."""
 
     columns: NDArray[np.int32]
     take: NDArray[np.intp] | None
     scale: NDArray[np.float64] | None
-    #: By place of the flat values.
+    #: By index of the flat values.
     signals: tuple[Signal | None, ...]
     #: Name, why, samples.
     unknown: tuple[tuple[str, Said, int], ...]
 
 
 class Columnar:
-    """Bodies of this form -> reports. Remembers layouts, bounded."""
+    """Bodies of this form to reports. Remembers layouts, bounded."""
 
     def __init__(
         self, names: Names, numbers: Numbers, gpus: GpuNames, ports: Ports, parts: Parts, cluster: str
@@ -184,7 +184,7 @@ class Columnar:
         self._layout_bytes = 0
 
     def take(self, raw: bytes, has_node: HasNode, now: datetime) -> Measured:
-        """Raises BadBody when it is not JSON, neither an object nor a list, or far too much."""
+        """Raises BadBody if it is not JSON, neither an object nor a list, or far too large."""
         out = Measured()
         rejects = Rejects()
         #: Index of the entry of each report.
@@ -198,7 +198,7 @@ class Columnar:
             if len(out.reports) > len(entries):
                 entries.append(index)
         _drop_moments(out, entries, rejects)
-        # Last, because this marks the inventory as sent, and until now the body may still be refused.
+        # Last, because this marks the inventory as sent, and until here the body may still be refused.
         out.inventory = self._gpus.inventory(with_inventory, now)
         out.reject(rejects)
         return out
@@ -262,12 +262,12 @@ class Columnar:
                 out.unplaced(name, why, 1, {"port": port[:100]})
 
     def _without_parts_beyond(self, body: Body | Wordy, where: Where, out: Measured) -> None:
-        """Cuts lists with more GPUs than the node has, or with more links than a GPU can have."""
+        """Cuts lists with more GPUs than the node has, or more links than a GPU can have."""
         longest = max(map(len, body.gpu.values()), default=0)
         if body.links:
             longest = max(longest, *map(len, body.links.values()))
         if longest <= GPUS_LEAST and not body.links:
-            return  # as nearly all are
+            return  # the usual case
         if longest > GPUS_LEAST or any(len(links) > NVLINKS_MAX for links in chain(*body.links.values())):
             check_sizes(body)
         if longest > GPUS_LEAST and longest > (most := self._parts.gpus(where)):
@@ -292,7 +292,7 @@ class Columnar:
         layout = self._layouts.get(key)
         if layout is None:
             layout = self._worked_out(body)
-            if len(layout.columns):  # a shape of which nothing is kept is worth no memory
+            if len(layout.columns):  # a shape without any kept value is not worth the memory
                 self._remember(key, layout, body)
         return layout
 
@@ -340,7 +340,7 @@ class Columnar:
         )
 
     def _places(self, body: Body | Wordy) -> Iterator[tuple[str, Meaning | None, Column | None, Said]]:
-        """(name, meaning, column, why not) for each flat value, in its order."""
+        """(name, meaning, column, reason for rejection) for each flat value, in order."""
         for name, values in body.gpu.items():
             meaning = self._names.plain(name, Scope.gpu) or next(
                 (meaning for meaning in self._names.meanings(name) if meaning.link is not None), None
@@ -374,7 +374,7 @@ def _cut(name: str, values: list[Any], most: int, why: Said, out: Measured) -> N
 
 
 def _drop_moments(out: Measured, entries: list[int], rejects: Rejects) -> None:
-    """Of a node with too many reports the newest stay. `entries`: index of the entry of each report."""
+    """Keeps the newest reports of a node that has too many. `entries`: index of the entry of each report."""
     counts = (
         Counter((report.cluster, report.node) for report in out.reports) if len(entries) > REPORTS_MAX else {}
     )

@@ -1,9 +1,9 @@
-"""`POST /signals/openmetrics`: the text that exporters print, Prometheus' and OpenMetrics' alike.
+"""`POST /signals/openmetrics`: the text that exporters print, in Prometheus' or OpenMetrics' format.
 
-A line is a series and its value. What a series means is worked out once; after that its text up to the last
-space is looked up, so a line costs one split, one look-up and one `float`. Lines with time stamps,
-exemplars or odd spaces take the careful way every time. A scrape whose lines are those of one before but for
-their values is read as a whole (`templates`); what comes of it is the same.
+A line is a series and its value. A series is resolved once; after that its text up to the last space is
+looked up, so a line costs one split, one look-up and one `float`. Lines with time stamps, exemplars or
+unusual spaces take the slow path every time. A scrape that differs from an earlier one only in its values is
+read as a whole (`templates`), with the same result.
 """
 
 import math
@@ -36,14 +36,14 @@ from healer.signals.wire import HasNode, wrong_node
 from healer.text import say
 
 LINE_LIMIT = 16_384
-#: What one exporter prints is below 50,000.
+#: One exporter prints fewer than 50,000 lines.
 LINES_MAX = 1_000_000
 
 _NAME = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]{0,199})(?=[\s{])\s*")
 _NO_NAME = re.compile(r"\s*(?=\{)")
 _PLAIN = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,199}")
-#: A label; or, in quotes and without a value, the name of the series, as Prometheus 3 writes one that is not
-#: made of letters, digits, `_` and `:`. Label names may be quoted too.
+#: A label; or, in quotes and without a value, the name of the series, as Prometheus 3 writes a name with
+#: characters other than letters, digits, `_` and `:`. Label names may be quoted too.
 _LABEL = re.compile(
     r'\s*(?:([a-zA-Z_][a-zA-Z0-9_]*)|"((?:[^"\\]|\\.)*)")(?:\s*=\s*"((?:[^"\\]|\\.)*)")?\s*(,|(?=\}))'
 )
@@ -56,19 +56,20 @@ _json_numbers = msgspec.json.Decoder(list[float])
 
 
 class _BadLine(ValueError):
-    """Not a sample; the text says why."""
+    """Not a sample; the text is the reason."""
 
 
 class Exposition:
-    """Text -> reports. Remembers series, bounded: of requests that name their node, and of the others."""
+    """Text to reports. Remembers series, bounded: separately for requests that name their node and for
+    others."""
 
     def __init__(self, placer: Placer, cluster: str) -> None:
         self._cluster = cluster
         self._of_node, self._of_labels, self._of_device = (_Memory(placer) for _ in range(3))
 
     def take(self, raw: bytes, has_node: HasNode, now: datetime, *, node: str | None) -> Measured:
-        """Raises BadBody when no line of it is text. An index is a line's number, from 0. `node`: or a
-        device, with its mark."""
+        """Raises BadBody if no line of it is text. An index is a line's number, from 0. `node`: or a device,
+        with its mark."""
         check_marks(raw, lines=(b"\n", LINES_MAX))
         where = (self._cluster, node) if node else None
         memory = self._of_labels if where is None else self._of_node
@@ -83,7 +84,7 @@ class Exposition:
 
 
 class _Memory:
-    """What is known of series and of whole scrapes."""
+    """What is known about series and about whole scrapes."""
 
     def __init__(self, placer: Placer) -> None:
         self.slots: Slots[str] = Slots(placer, whole=True)
@@ -91,7 +92,7 @@ class _Memory:
 
 
 def _text(raw: bytes, rejects: Rejects) -> str:
-    """The body; a line that is not UTF-8 is rejected and left blank. Raises BadBody when no line is."""
+    """The body; a line that is not UTF-8 is rejected and left blank. Raises BadBody if no line is."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -141,7 +142,7 @@ class _Reading:
         return self.out
 
     def _report_again(self, template: Template, values: NDArray[np.float64]) -> None:
-        """What a body holds that fits the template."""
+        """Reports the samples of a body that fits the template."""
         for name, count in template.unwanted.items():
             self.slots.unwanted(name, dict, self.out, count)
         prepared = template.prepared
@@ -153,7 +154,7 @@ class _Reading:
             )
 
     def _remember(self, key: Key, text: str) -> None:
-        """Makes a template of a body of which each line is a known series and its value, or no sample."""
+        """Makes a template of a body in which each line is a known series and its value, or no sample."""
         made: list[Line] = []
         for line in text.split("\n"):
             place = line.rfind(" ") + 1
@@ -173,14 +174,14 @@ class _Reading:
         self.templates.add(key, template)
 
     def _slot_of(self, series: str) -> int | None:
-        # A GPU that only this node's learned names identify is keyed by node and series.
+        # A GPU that is identified only by this node's learnt names is keyed by node and series.
         slot = self.slots.by_key.get(series, self.slots.refused.get(series))
         if slot is None and self.where is not None:
             slot = self.slots.by_key.get(f"{self.where[1]}\n{series}")
         return slot
 
     def _report_lines(self, text: str) -> bool:
-        """Line by line. Whether all samples are of now, and nothing was wrong."""
+        """Reports line by line. Returns whether all samples are current and all lines were valid."""
         find, refused = self.slots.by_key.get, self.slots.refused.get
         found: list[int] = []
         words: list[str] = []
@@ -203,7 +204,7 @@ class _Reading:
             self._numbers(text, words) + [sample.value for sample in careful],
             [NO_TIME] * len(found) + [sample.time for sample in careful],
         )
-        if careful:  # of a series that comes twice the last line counts
+        if careful:  # if a series occurs twice, the last line counts
             numbers += [sample.line for sample in careful]
             order = np.argsort(np.array(numbers), kind="stable")
             lines = dict(enumerate(sorted(numbers)))
@@ -212,9 +213,9 @@ class _Reading:
         return not self.rejects.count and all(sample.time == NO_TIME for sample in careful)
 
     def _numbers(self, text: str, words: list[str]) -> list[float]:
-        """The values; NaN where a word is no number, and its line is rejected."""
+        """The values; NaN if a word is not a number, in which case its line is rejected."""
         try:
-            # JSON's numbers are most of those that exporters print, and are read at a fifth of the cost.
+            # Most numbers that exporters print are JSON numbers, and those are read at a fifth of the cost.
             values = _json_numbers.decode(f"[{','.join(words)}]")
             if len(values) == len(words):
                 return values
@@ -288,7 +289,7 @@ def _labels(line: str) -> dict[str, str]:
 
 
 def _says_nothing(line: str) -> bool:
-    """Whether it is blank or a comment, also an indented one."""
+    """Whether it is blank or a comment, possibly indented."""
     return line.lstrip(" \t\r")[:1] in ("", "#")
 
 

@@ -1,4 +1,5 @@
-"""Which GPUs, NVLinks, ports and devices are taken: a forged name would be a series of its own for ever."""
+"""Which GPUs, NVLinks, ports and devices are accepted: a forged name would be a permanent series of its
+own."""
 
 import re
 from collections import Counter
@@ -10,16 +11,16 @@ from healer.signals.wire import HasNode
 from healer.text import Said, say
 
 # --- parts --------------------------------------------------------------------------------------------------
-# Which GPUs and NVLinks of a node are taken: a forged index would be a series of its own for ever.
+# Which GPUs and NVLinks of a node are accepted: a forged index would be a permanent series of its own.
 
 #: (cluster, node) -> how many GPUs Slurm shows there; None if it does not say.
 Shown = Callable[[str, str], int | None]
 
-#: A node has so many GPUs at least: a site may leave one that is broken out of Slurm's configuration.
+#: The least assumed number of GPUs per node: a site may omit a broken one from Slurm's configuration.
 GPUS_LEAST = 8
-#: For a node whose number Slurm does not give; HGX-2 has as many.
+#: For a node whose number Slurm does not report; HGX-2 has this many.
 GPUS_UNKNOWN = 16
-#: Of any node: what a label of two digits can say, and more than any machine has.
+#: For any node: the limit of a two-digit label, and more than any machine has.
 GPUS_MOST = 64
 #: NVLinks of one GPU: 12 on A100, 18 on H100, H200 and B200, and room for the next model.
 NVLINKS_MAX = 36
@@ -29,7 +30,7 @@ LINK_BEYOND = say("signals.link_beyond", most=NVLINKS_MAX)
 
 
 def unknown_shape(cluster: str, node: str) -> int | None:
-    """Where Slurm is not asked."""
+    """For use without Slurm."""
     return None
 
 
@@ -40,30 +41,30 @@ class Parts:
         self._shown = shown
 
     def gpus(self, where: Where) -> int:
-        """Indexes below this are taken."""
+        """Indexes below this are accepted."""
         shown = self._shown(*where)
         return GPUS_UNKNOWN if not shown else min(max(shown, GPUS_LEAST), GPUS_MOST)
 
     def wrong(self, where: Where, gpu: int | None, link: int | None) -> Said | None:
-        """Why this GPU, or this NVLink of it, is not taken."""
+        """Why this GPU, or this NVLink of it, is not accepted."""
         if link is not None and link >= NVLINKS_MAX:
             return LINK_BEYOND
-        # Most are asked for one of the first GPUs: then no picture is looked at.
+        # Most queries are about one of the first GPUs: then no snapshot is needed.
         if gpu is not None and gpu >= GPUS_LEAST and gpu >= self.gpus(where):
             return GPU_BEYOND
         return None
 
 
 # --- ports --------------------------------------------------------------------------------------------------
-# Names of ports: those of hardware, and no more of one node than a machine can have.
+# Names of ports: only names of hardware, and no more per node than a machine can have.
 #
-# Every container brings an interface, and each name would be a series of its own for ever: so what is taken
-# is named like hardware (drivers, systemd's predictable names, rdma-core), not merely unlike what is known
-# as virtual.
+# Every container adds an interface, and each name would be a permanent series of its own. So only names in
+# the form of hardware names are accepted (drivers, systemd's predictable names, rdma-core), and not just any
+# name that is not known as virtual.
 
 #: Ports of one node: 8 GPUs with two NICs each, storage and management are below 32.
 PORTS_MAX = 64
-#: Nodes whose ports are remembered, then all are forgotten at once.
+#: Limit of nodes whose ports are remembered; beyond it all are forgotten at once.
 _NODES_MAX = 50_000
 
 VIRTUAL = say("signals.virtual_port")
@@ -71,12 +72,12 @@ NO_PORT = say("signals.no_hardware_port")
 TOO_MANY = say("signals.too_many_ports", most=PORTS_MAX)
 #: Different names of ports in one cluster: machines of one kind have the same ones.
 NAMES_MAX = 512
-#: While fewer names are known, any node may add some; after that each node may add only this many new ones,
-#: so that a few nodes cannot use up the shared limit, and machines of a new kind are still learned soon.
+#: While fewer names are known, any node may add some. After that each node may add only this many new ones,
+#: so that a few nodes cannot use up the shared limit, while machines of a new kind are still learnt soon.
 NAMES_FREE, NAMES_OF_NODE = 128, 8
 TOO_MANY_NAMES = say("signals.too_many_port_names", most=NAMES_MAX)
 TOO_MANY_NEW = say("signals.too_many_new_ports", most=NAMES_OF_NODE)
-#: Reasons that later reports of other nodes may lift.
+#: Reasons that later reports by other nodes may lift.
 PASSING = frozenset({TOO_MANY, TOO_MANY_NEW})
 
 #: Drivers' names of RDMA devices and of NICs, and systemd's (not `eni`: clouds' pod interfaces).
@@ -93,23 +94,23 @@ _VIRTUAL = re.compile(
 
 
 def wrong_port(name: str) -> Said | None:
-    """Why a port of this name is not taken: `mlx5_0/1` (device and port) or `eth0` (interface) are."""
+    """Why a port of this name is not accepted: `mlx5_0/1` (device and port) or `eth0` (interface) are."""
     if _HARDWARE.fullmatch(name):
         return None
     return VIRTUAL if _VIRTUAL.match(name) else NO_PORT
 
 
 class Ports:
-    """The ports that nodes reported: the first `PORTS_MAX` of each are accepted."""
+    """The ports that nodes reported: the first `PORTS_MAX` of each node are accepted."""
 
     def __init__(self) -> None:
         self._nodes: dict[Where, dict[str, None]] = {}
         self._names: set[str] = set()
-        #: How many of the names a node brought after the free ones.
+        #: How many names a node added after the free ones.
         self._brought: Counter[Where] = Counter()
 
     def wrong(self, where: Where, names: Iterable[str]) -> dict[str, Said]:
-        """Why some of these ports of the node are not taken, by name; learns the others."""
+        """Name -> why this port of the node is not accepted; the others are learnt."""
         node = self._nodes.get(where)
         if node is None:
             if len(self._nodes) >= _NODES_MAX:
@@ -143,8 +144,8 @@ class Ports:
 
 # --- devices ------------------------------------------------------------------------------------------------
 
-#: Labels that may name the device, the surest first: healer's own; infiniband_exporter; UFM and its agents;
-#: SNMP's system group; gnmic (`source`); Prometheus' target. The first that is a name counts.
+#: Labels that may name the device, most reliable first: healer's own; infiniband_exporter; UFM and its
+#: agents; SNMP's system group; gnmic (`source`); Prometheus' target. The first valid name counts.
 DEVICE_LABELS = (
     "device", "switch", "device_name", "node_description", "node_desc", "sysName", "source", "hostname",
     "host", "node_guid", "guid", "instance",
@@ -162,7 +163,7 @@ PART_LABELS = (
 DEVICES_MAX = 5_000
 PART_NAMES_MAX = 2_048
 PARTS_MAX = 1_024
-#: Pairs of a device and a part.
+#: The most pairs of a device and a part.
 PAIRS_MAX = 100_000
 
 NO_DEVICE = say("signals.no_device")
@@ -180,7 +181,7 @@ _MANAGED = re.compile(r"MF0;([^:;]{1,64}):.*")
 
 
 def device_name(label: str, value: str) -> str | None:
-    """A device's name as we write it; None for what names none.
+    """A device's name in our form; None if it is not a name.
 
     `leaf1:9116` -> `leaf1`, `MF0;leaf1:MQM8700/U1` -> `leaf1`, GUIDs as `0x` and 16 digits.
     """
@@ -194,7 +195,7 @@ def device_name(label: str, value: str) -> str | None:
 
 
 def device_of(labels: Mapping[str, str]) -> str | None:
-    """The device that a series is of."""
+    """The device that a series belongs to."""
     named = ((label, labels[label]) for label in DEVICE_LABELS if labels.get(label))
     return next((name for label, value in named if (name := device_name(label, value))), None)
 
@@ -211,7 +212,7 @@ def part_of(labels: Mapping[str, str], part_labels: str = "") -> str | None:
 
 
 def with_devices(has_node: HasNode, *, bound: bool) -> HasNode:
-    """`known` that says yes to devices too, but for a sender whose token is bound to a node (`bound`)."""
+    """`has_node` that also accepts devices, except for a sender whose token is bound to a node (`bound`)."""
 
     def also(cluster: str, name: str) -> bool:
         return has_node(cluster, name) if device_in(name) is None else not bound
@@ -220,8 +221,8 @@ def with_devices(has_node: HasNode, *, bound: bool) -> HasNode:
 
 
 def why_refused(device: str, cluster: str, has_node: HasNode) -> Said | None:
-    """Why the sender may not speak of this device, or it is none: exporters that run on a node name that node
-    where their series name no device, and 1,250 nodes are no 1,250 switches or file systems."""
+    """Why the sender may not report on this device, or why it is not a device. Exporters on a node name that
+    node if their series name no device, and 1,250 nodes are not 1,250 switches or file systems."""
     if not has_node(cluster, DEVICE_MARK + device):
         return NOT_YOURS
     names = {device, device.partition(".")[0]}
@@ -229,7 +230,7 @@ def why_refused(device: str, cluster: str, has_node: HasNode) -> Said | None:
 
 
 def wrong_device(device: str, cluster: str, has_node: HasNode) -> Said | None:
-    """Why a request may not be of this device as a whole."""
+    """Why a request may not be about this device as a whole."""
     if not _DEVICE.fullmatch(device):
         return say("signals.bad_device")
     why = why_refused(device, cluster, has_node)
@@ -237,7 +238,7 @@ def wrong_device(device: str, cluster: str, has_node: HasNode) -> Said | None:
 
 
 class Devices:
-    """The devices that were named, and their parts. Never forgets, and never holds more than the bounds."""
+    """The devices that were named, and their parts. Never forgets, and never exceeds the limits."""
 
     def __init__(self) -> None:
         self._devices: dict[str, set[int]] = {}
@@ -245,7 +246,7 @@ class Devices:
         self._pairs = 0
 
     def wrong(self, device: str, part: str | None) -> Said | None:
-        """Why it is not taken; learns it otherwise."""
+        """Why it is not accepted; otherwise learns it."""
         parts = self._devices.get(device)
         if parts is None and len(self._devices) >= DEVICES_MAX:
             return TOO_MANY_DEVICES

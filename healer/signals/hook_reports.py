@@ -1,8 +1,8 @@
-"""`POST /signals/hooks/…`: what Slurm's prolog, epilog and health check saw of their node.
+"""`POST /signals/hooks/…`: what Slurm's prolog, epilog and health check saw on their node.
 
-A report is taken apart into what other routes take too: kernel lines, columnar samples, nvidia-smi's XML.
-What is left is the hook's own observation: its checks, each with a text where it failed, and for which life
-of which job it ran.
+A report is split into what other routes accept too: kernel lines, columnar samples, nvidia-smi's XML. The
+rest is the hook's own observation: its checks, each with a text if it failed, and the life of the job for
+which it ran.
 """
 
 import re
@@ -30,7 +30,7 @@ HOOKS = ("prolog", "epilog", "health-check")
 #: Reports of one request: a node's spool holds what one request takes (1 MB), of 400 bytes at least each.
 REPORTS_MAX = 5_000
 CHECKS_MAX = 32
-#: What was measured longer ago is not taken for what is so now; kernel lines and checks keep their own time.
+#: Older measurements do not count as current; kernel lines and checks keep their own time.
 FRESH = timedelta(seconds=60)
 _CHECK = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[\x21-\x7e]{1,128}$")]
@@ -80,7 +80,7 @@ class HookReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """One report, taken apart. `samples` is a body of `POST /signals/metrics`, b"" where it holds none."""
+    """One report, split up. `samples`: a body of `POST /signals/metrics`, b"" if there is none."""
 
     cluster: str
     node: str
@@ -189,7 +189,7 @@ def _check_names(report: HookReport) -> None:
 
 
 def _results(report: HookReport) -> dict[str, Any]:
-    """The checks that failed, with their texts, and those that passed; without a check, nothing."""
+    """The failed checks, with their texts, and the passed ones; empty without a check."""
     failed = {check.name: check.text for check in report.checks if check.text}
     passed = [check.name for check in report.checks if not check.text]
     return ({"failed": failed} if failed else {}) | ({"passed": passed} if passed else {})
@@ -204,7 +204,7 @@ def _samples(report: HookReport, cluster: str) -> bytes:
 
 
 def arrivals(seen: HooksSeen) -> Iterator[tuple[Observation, tuple[str, ...]]]:
-    """(observation, other digests under which it may be stored already) of everything to be stored."""
+    """(observation, other digests under which it may already be stored) of everything to store."""
     for report in seen.reports:
         for line in report.lines:
             yield line, report.alternatives.get(line.digest, ())

@@ -8,8 +8,8 @@ The best that the signal offers, in this order:
 4. the time stamp in the line and the content;
 5. the content and its arrival: the same content again within 10 minutes is the same event.
 
-Cluster and node always belong to it. Digests are SHA-256 in hex. One event by two senders that know different
-things of it has two digests: `observations.node_picture` finds those.
+Cluster and node are always included. Digests are SHA-256 in hex. One event reported by two senders that know
+different things about it has two digests: `observations.node_picture` finds those.
 """
 
 import hashlib
@@ -31,21 +31,21 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def digest_of(*parts: object) -> str:
-    """One digest of a list of words. Each goes in with its length, so no two lists look alike."""
+    """One digest of a list of words. Each is hashed with its length, so that no two lists collide."""
     return hashlib.sha256(_packed(parts)).hexdigest()
 
 
 def _packed(parts: Iterable[object]) -> bytes:
     texts = [str(part) for part in parts]
     whole = "".join([f"{len(text)}:{text}" for text in texts])
-    if whole.isascii():  # as nearly always: then a letter is a byte
+    if whole.isascii():  # the usual case: then a letter is a byte
         return whole.encode("ascii")
     words = [text.encode("utf-8", "surrogatepass") for text in texts]
     return b"".join([b"%d:%b" % (len(word), word) for word in words])
 
 
 class Origin(NamedTuple):
-    """Which node sent an event, and what counts its events: None where the sender gives no such thing."""
+    """The node that sent an event, and what counts its events: None if the sender gives neither."""
 
     cluster: str
     node: str
@@ -69,7 +69,7 @@ def identify(origin: Origin, content: str, *, event_at: datetime | None, arrived
         return Identity(digest_of("stamp", *where, boot_id, stamp, content))
     if event_at is not None:
         return Identity(digest_of("time", *where, f"{event_at.timestamp():.6f}", content))
-    if stamp and stamp.strip("0."):  # lines of the first moment of a boot all have the stamp 0
+    if stamp and stamp.strip("0."):  # lines from the first moment of a boot all have the stamp 0
         return Identity(digest_of("stamp", *where, "", stamp, content))
     minute = int(arrived_at.timestamp()) // 60
     words = _packed(("arrival", *where, stamp or "", content))
@@ -81,5 +81,5 @@ def identify(origin: Origin, content: str, *, event_at: datetime | None, arrived
 
 
 def relayed_digest(digest: str) -> str:
-    """Of the same signal by a relay, so that it never takes the place of the node's own word."""
+    """The digest of the same signal from a relay, so that it never replaces the node's own report."""
     return digest_of("relayed", digest)

@@ -1,4 +1,5 @@
-"""What nodes say they are made of: GPUs by UUID, address and serial number, and facts such as releases."""
+"""What nodes report about their hardware and configuration: GPUs by UUID, address and serial number, and
+facts such as releases."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,12 +13,13 @@ from healer.signals.identity import digest_of
 # --- serials ------------------------------------------------------------------------------------------------
 # Serial numbers of GPU boards, and the row of a GPU in an inventory.
 
-#: NVIDIA's are 13 digits; other boards have letters and dashes too. `N/A`, `0` and words are none.
+#: NVIDIA's have 13 digits; other boards use letters and dashes too. `N/A`, `0` and words are not serial
+#: numbers.
 _SERIAL = re.compile(r"(?=.*[1-9])[0-9A-Za-z][0-9A-Za-z-]{4,31}")
 
 
 def normal_serial(text: str) -> str:
-    """The serial number; empty where the text is none, which says nothing of the part."""
+    """The serial number; empty if the text is not one, which says nothing about the part."""
     text = text.strip()
     return text.upper() if _SERIAL.fullmatch(text) else ""
 
@@ -33,7 +35,7 @@ def gpu_row(index: int, pci: str, uuid: str, serial: str) -> dict[str, Any]:
 #
 # Sent on a change, and again every few hours, so that nothing is lost for good while the database is away.
 
-#: Series that are there for their labels: name -> label -> fact.
+#: Series that exist for their labels: name -> label -> fact.
 INFO_SERIES: Mapping[str, Mapping[str, str]] = {
     "node_uname_info": {"release": "kernel"},
     "node_os_info": {"pretty_name": "os"},
@@ -49,14 +51,14 @@ GPU_LABELS: Mapping[str, str] = {
     "driver_version": "driver",
     "modelName": "gpu",
 }
-#: Facts are sent again after this long, and never more often than the second.
+#: Facts are sent again after this long, and never more often than the second value.
 _AGAIN_S = 6 * 3600
 _LEAST_S = 60
 #: Nodes remembered by one process: more than any cluster has, and all are nodes that Slurm knows.
 _NODES_MAX = 50_000
-#: Different values of one fact of a node that are kept: GPUs and cards are mostly alike.
+#: Different values kept per fact of a node: GPUs and cards are mostly alike.
 _VALUES_MAX = 8
-#: Printable, and nothing that a terminal or a page would take for more than text.
+#: Printable, and nothing that a terminal or a page would interpret.
 _VALUE = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,128}")
 #: Values that mean unknown.
 _NOTHING = frozenset({"", "n/a", "[n/a]", "not specified", "unknown", "none"})
@@ -75,7 +77,7 @@ class _Node:
 
 
 def normal_fact(name: str, value: str) -> str | None:
-    """The value as it is kept; None for a fact that is not compared, or a value that says nothing."""
+    """The value as stored; None for a fact that is not compared, or for a value that means unknown."""
     value = " ".join(value.split())
     if name not in FACTS or value.lower() in _NOTHING or not _VALUE.fullmatch(value[:FACT_MAX]):
         return None
@@ -89,7 +91,8 @@ class Facts:
         self._nodes: dict[Where, _Node] = {}
 
     def learn(self, where: Where, name: str, value: str, part: str = "") -> None:
-        """`part`: of this GPU or card alone; the node's value then holds all different ones."""
+        """`part`: the value belongs only to this GPU or card; the node's value then lists all different
+        ones."""
         kept = normal_fact(name, value)
         if kept is None:
             return
@@ -114,7 +117,7 @@ class Facts:
                 self.learn(where, name, labels[label], f"gpu{gpu}" if name != "driver" else "")
 
     def due(self, nodes: Iterable[Where], now: datetime) -> list[Observation]:
-        """Observations due for these nodes: a fact changed, or it was last sent long ago."""
+        """Observations due for these nodes: a fact changed, or was last sent long ago."""
         found = []
         for where in nodes:
             node = self._nodes.get(where)
@@ -129,7 +132,7 @@ class Facts:
 
 
 def _facts_observation(where: Where, facts: dict[str, str], now: datetime) -> Observation:
-    # The moment too: a node that goes back to an old driver is news.
+    # Including the time: a node that goes back to an old driver is news.
     return Observation(
         digest=digest_of("inventory", *where, now.isoformat(), sorted(facts.items())),
         kind=ObservationKind.inventory,
@@ -169,8 +172,8 @@ class GpuNames:
         self.facts = Facts()
 
     def changes(self) -> set[Where]:
-        """A new set for each caller, who may empty it. It receives every node where a learned name turned out
-        to be wrong: series that were placed by it have to be placed again."""
+        """A new set for each caller, who may empty it. It receives every node for which a learnt name turned
+        out to be wrong, because series placed by that name must be placed again."""
         self._watching.append(set())
         return self._watching[-1]
 
@@ -181,8 +184,8 @@ class GpuNames:
     def learn(
         self, where: Where, index: int, uuid: str | None, pci: str | None, serial: str | None = None
     ) -> None:
-        """This GPU has this index. `pci` in the form `0000:9b:00`. A UUID or serial number that is none is
-        not learned; that of a GPU whose index another one has now is forgotten."""
+        """This GPU has this index. `pci` in the form `0000:9b:00`. An invalid UUID or serial number is not
+        learnt; those of a GPU whose index another one has now are forgotten."""
         if uuid and not _UUID.fullmatch(uuid):
             uuid = None
         node = self._nodes.get(where)
@@ -209,7 +212,7 @@ class GpuNames:
             node.sent_interval = -1
 
     def learn_listed(self, where: Where, gpus: Iterable[Mapping[str, Any]]) -> None:
-        """The node itself listed these: rows as `gpu_row` makes them."""
+        """Learns the node's own list: rows as returned by `gpu_row`."""
         for gpu in gpus:
             self.learn(where, gpu["index"], gpu["uuid"], gpu["pci"], gpu.get("serial"))
 
@@ -222,7 +225,7 @@ class GpuNames:
         return node.addresses.get(pci) if pci else None
 
     def inventory(self, nodes: Iterable[Where], now: datetime) -> list[Observation]:
-        """Observations due for these nodes: their facts, and their GPUs where addresses are known."""
+        """Observations due for these nodes: their facts, and their GPUs if the addresses are known."""
         nodes = list(nodes)
         stretch = int(now.timestamp()) // _TELL_EVERY_S
         found: list[Observation] = []

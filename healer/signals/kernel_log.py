@@ -1,8 +1,8 @@
-"""Kernel-log lines of the NVIDIA driver -> what they say. Pure: bytes, not meaning; no clock, no catalogue.
+"""Kernel-log lines of the NVIDIA driver, parsed. Pure: bytes, not meaning; no clock, no catalogue.
 
 The forms are those of the driver's own format strings (open GPU kernel modules 595.45) and of lines seen in
-the field; `docs/signals.md` lists them. Lines without a code are found by the shapes of a `LineBook`. What is
-neither, or was not said by the kernel, gives None.
+the field; `docs/signals.md` lists them. Lines without a code are found by the shapes of a `LineBook`. Any
+other line, and any line that is not the kernel's, gives None.
 """
 
 import functools
@@ -17,22 +17,22 @@ from healer.model import NO_LINES, LineBook, ObservationKind
 from healer.model.kernel_lines import CONTENT_MAX, Pattern, encodable
 
 # --- prefix -------------------------------------------------------------------------------------------------
-# What precedes the kernel's own words in a log line: dmesg, syslog, journald, /dev/kmsg.
+# The text before the kernel's own message in a log line: dmesg, syslog, journald, /dev/kmsg.
 #
-# A line with the tag of another program is not a kernel line, whatever it says: anybody may run `logger`.
+# A line with the tag of another program is not a kernel line, whatever it says: anyone may run `logger`.
 # (A user who sets the tag to `kernel` cannot be detected in text; senders should read the kernel's own
 # transport, `journalctl -k` or /dev/kmsg.)
 
 
 class Prefix(msgspec.Struct, frozen=True):
-    """`content` is the kernel's words; the rest comes from the prefix, see `ParsedLine`."""
+    """`content` is the kernel's message; the rest comes from the prefix, see `ParsedLine`."""
 
     content: str
     stamp: str | None = None
     stamp_at: datetime | None = None
     stamp_local: datetime | None = None
     seq: int | None = None
-    #: The line is indented: it goes on with the record of the line before.
+    #: The line is indented: it continues the record of the line before.
     continues: bool = False
 
 
@@ -43,7 +43,7 @@ _COLOURS = re.compile("\x1b\\[[0-9;]{0,16}m")
 # Control characters and lone surrogates: no log prints them, and PostgreSQL's JSON cannot hold all of them.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
-# rsyslog folds repeated lines and puts the kernel's words in brackets.
+# rsyslog folds repeated lines and puts the kernel's message in brackets.
 _REPEATED = re.compile(r"(?P<before>.{0,120}?kernel: )message repeated \d{1,9} times: \[ ?(?P<said>.*)\]")
 
 # `dmesg -d` and `journalctl -o short-delta` put the time since the line before behind it.
@@ -56,19 +56,19 @@ _DAY = (
     rf"\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<day>{_MONTH_DAY} \d\d:\d\d:\d\d \d{{4}})"
     r"(?:\s*<\s*\d{0,10}\.?\d{0,9}\s*>)?\]"
 )
-# dmesg -H and -e: the minute, or the time since the line before; neither says when it was.
+# dmesg -H and -e: the minute, or the time since the line before; neither gives the time.
 _RELATIVE = r"\[(?:[A-Z][a-z]{2}\s?\d{1,2} \d\d:\d\d|\s*\+\d{1,10}\.\d{1,9})\]"
-# journalctl -o short-full: the zone is a name, and only one name says for sure which.
+# journalctl -o short-full: the zone is a name, and only one name is unambiguous.
 _FULL = (
     r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<full>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?)"
     r" (?P<zone>[A-Z]{2,5}|[+-]\d{2,4})"
 )
 _HOST = r"[\w.:-]*[\w.-]"
 _PRI = r"(?:<(?P<pri>\d{1,3})>)?"
-# rsyslog keeps the kernel's own stamp after the tag, journald takes it away.
+# rsyslog keeps the kernel's own stamp after the tag, journald removes it.
 _AFTER_TAG = rf"(?:{_MONO}{_CALLER}\s*)?"
 
-#: The forms, most frequent first. A prefix has to fit one of them whole.
+#: The forms, most frequent first. A prefix must match one of them completely.
 _FORMS = tuple(
     re.compile(form)
     for form in (
@@ -93,7 +93,8 @@ _KERNEL_PRIORITIES = range(8)
 
 
 def split_prefix(line: str) -> Prefix | None:
-    """Cuts the prefix off. None when no driver line starts here, or another program than the kernel spoke."""
+    """Cuts the prefix off. None if no driver line starts here, or if another program than the kernel wrote
+    it."""
     if _START.search(line) is None:
         return None
     line = clean(line)
@@ -116,14 +117,14 @@ def split_prefix(line: str) -> Prefix | None:
 
 
 def one_line(record: str) -> str:
-    """A record with the line ends within it as /dev/kmsg shows them, `\\x0a`: what follows one is no line of
-    its own, whatever a process wrote there. rsyslog writes them as `#012`."""
+    """A record with its inner line ends in the form of /dev/kmsg, `\x0a`: the text after one is not a
+    separate line, whatever a process wrote there. rsyslog writes them as `#012`."""
     record = record.replace("#012", "\n").strip("\r\n")
     return record.replace("\r\n", "\n").replace("\n", "\\x0a")
 
 
 def clean(line: str) -> str:
-    """Without its end, without colours, and without rsyslog's words around what comes again."""
+    """The line without its end, without colours, and without rsyslog's words around a repeated message."""
     if "\x1b" in line:
         line = _COLOURS.sub("", line)
     line = one_line(line)
@@ -133,9 +134,9 @@ def clean(line: str) -> str:
 
 
 def possible_prefixes(line: str) -> Iterator[Prefix]:
-    """A kernel line whose beginning is unknown: each way to cut off a prefix that fits.
+    """For a line that may begin anywhere: each way to cut off a matching prefix.
 
-    The whole line is one of them, so patterns have to match from its first letter.
+    The whole line is one of them, so patterns must match from its first letter.
     """
     line = clean(line)
     if _CONTROL.search(line):
@@ -161,7 +162,7 @@ def _prefix(content: str, parts: dict[str, str | None]) -> Prefix | None:
 
 
 def _moment(parts: dict[str, str | None]) -> tuple[datetime | None, datetime | None]:
-    """(the moment, the same without a zone): at most one of the two is known."""
+    """(the time, the same without a zone): at most one of the two is known."""
     try:
         if unix := parts.get("unix"):
             return datetime.fromtimestamp(float(unix), UTC), None
@@ -193,10 +194,10 @@ NO_YEAR = 1904
 class ParsedLine(msgspec.Struct, frozen=True, kw_only=True):
     """One recognised line.
 
-    `content` is the line without its prefix, `stamp` the time stamp as the prefix gives it, `stamp_at` its
-    exact time (None when its zone is unknown and it matters), `seq` the kernel's sequence number where the
-    prefix has one. `pci` is in the form `0000:9b:00`. `data` holds what only this kind has, see
-    `Observation.data`; `follow_up` in it marks a line that belongs to another line's event.
+    `content` is the line without its prefix, `stamp` the time stamp as in the prefix, `stamp_at` its exact
+    time (None if its zone is unknown and it matters), `seq` the kernel's sequence number if the prefix has
+    one. `pci` is in the form `0000:9b:00`. `data` holds fields of this kind only, see `Observation.data`;
+    `follow_up` in it marks a line that belongs to another line's event.
     """
 
     kind: ObservationKind
@@ -209,7 +210,7 @@ class ParsedLine(msgspec.Struct, frozen=True, kw_only=True):
     nic: str | None = None
     stamp: str | None = None
     stamp_at: datetime | None = None
-    #: The stamp as a date without zone: good for "surely long ago" alone.
+    #: The stamp as a date without zone: only good for "certainly long ago".
     stamp_local: datetime | None = None
     seq: int | None = None
     data: dict[str, Any] = {}
@@ -221,22 +222,22 @@ class ParsedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 _BDF = r"(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
 
-# Logs that were shortened name a PCI address without its domain: 0 is meant.
+# Shortened logs give a PCI address without its domain: 0 is meant.
 _SHORT = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
 
 _XID = re.compile(
     rf"NVRM: Xid\s+\((?:PCI:)?{_SHORT}(?:\s+GPU-I:(?P<gi>\d{{1,3}}))?(?:\s+GPU-CI:(?P<ci>\d{{1,3}}))?\):\s*"
     r"(?P<code>\d{1,5})(?:,\s*(?P<body>.*))?$"
 )
-# A process name is at most 15 characters in the kernel, and it may hold commas, colons and brackets:
-# what matters in the text is therefore read from its end, where no user writes.
+# A process name is at most 15 characters in the kernel, and may contain commas, colons and brackets: relevant
+# text is therefore parsed from the end, where no user writes.
 _PROCESS = re.compile(r"pid=(?P<pid>\d+|'?<?unknown>?'?)(?:,\s*|$)(?:name=(?P<name>.{0,64}?)(?:,\s+|$))?")
 _CAUSED_BY = re.compile(r"caused by previous Xid (\d{1,5})\.?\s*$")
 _ACTION = re.compile(
     r"recovery action changed(?: from (?:0x(?P<old>[0-9a-fA-F]+) ?)?(?:\((?P<old_words>[^()]*)\))?)?"
     r" to (?:0x(?P<new>[0-9a-fA-F]+)(?: \((?P<new_words>[^()]*)\))?|\((?P<words_alone>[^()]*)\))\.?\s*$"
 )
-#: What is left of such a line in reports: the action alone.
+#: What remains of such a line in reports: only the action.
 _ACTION_ALONE = re.compile(r"\(?(?P<new_words>[A-Za-z0-9 ]{4,40})\)?\.?\s*$")
 _RESET_FLAGS = re.compile(r"RST: (Yes|No), D-RST: (Yes|No)\.?\s*$")
 _GPC = re.compile(r"\(GPC (\d+), TPC (\d+)(?:, SM (\d+))?\)")
@@ -267,17 +268,17 @@ _FABRIC = re.compile(
     r" physical id (?P<switch>\d+) port (?P<port>\d+)\.?$"
 )
 
-# A GPU's loss reported over several lines, matched whole in the driver's own words: a user can get a
+# A GPU's loss reported over several lines, matched completely in the driver's own words: a user can get a
 # program's name into a kernel line (`NAME[pid]: segfault at … in FILE[…]`), so text found within a line
 # proves nothing. The line that states the loss is the event by itself; with its neighbours (`parse_batch`),
-# or where all are one record, it gets the address too.
+# or if all are one record, it also gets the address.
 _PCI_ID = r"\(PCI ID: [0-9a-fA-F]{4}:[0-9a-fA-F]{4}\)"
 _SAYS = (
     r"(?:fallen off the bus and is not responding to commands\.?"
     r"|installed in this system is not supported by the)"
 )
 _RELEASE = r"(?:the )?NVIDIA [0-9.]+ driver release\.?"
-#: A line's end within one record, as /dev/kmsg shows it.
+#: A line's end within one record, as shown by /dev/kmsg.
 _END = r" ?\\x0aNVRM: "
 _LOST_FIRST = re.compile(
     rf"NVRM: The NVIDIA GPU {_BDF}(?: {_PCI_ID})?"
@@ -285,7 +286,7 @@ _LOST_FIRST = re.compile(
 )
 _LOST_MIDDLE = re.compile(rf"NVRM: (?:(?:{_PCI_ID} )?installed in this system has|{_RELEASE})$")
 _LOST_SAYS = re.compile(rf"NVRM: {_SAYS}$")
-#: Lines that may lie between the first line of such a message and the one that states the loss.
+#: The most lines between the first line of such a message and the one that states the loss.
 _LOST_REACH = 4
 
 
@@ -335,14 +336,14 @@ def parse_batch(lines: Sequence[str], book: LineBook = NO_LINES) -> list[ParsedL
 
 
 def normal_pci(address: str) -> str | None:
-    """`00000000:9B:00.0` -> `0000:9b:00`; None when it is no PCI address."""
+    """`00000000:9B:00.0` -> `0000:9b:00`; None if it is not a PCI address."""
     match = re.fullmatch(rf"(?:PCI:)?{_BDF}", address.strip())
     return _pci(match["pci"]) if match else None
 
 
 @functools.lru_cache(maxsize=16_384)
 def _pci(address: str) -> str:
-    """Of what `_BDF` or `_SHORT` found."""
+    """The address from a match of `_BDF` or `_SHORT`."""
     *domain, bus, device = address.lower().split(":")
     return f"{int(domain[0], 16) if domain else 0:04x}:{bus}:{device}"
 
@@ -390,7 +391,7 @@ def _xid(prefix: Prefix) -> ParsedLine | None:
 
 
 def _xid_details(code: int, text: str, data: dict[str, Any]) -> int | None:
-    """Adds what this Xid's text says to `data`; returns the NVLink number where the text names one."""
+    """Adds the details in this Xid's text to `data`; returns the NVLink number if the text names one."""
     if code in _NVLINK5_XIDS:
         return _nvlink5(text, data)
     if code == 74 and (match := _XID74.search(text)):
@@ -435,7 +436,8 @@ def _link(text: str) -> int | None:
 
 
 def _numbers(text: str) -> list[int]:
-    """`0x0 0x10000` -> [0, 65536]; empty when a word is no number, or one no 32-bit register can hold."""
+    """`0x0 0x10000` -> [0, 65536]; empty if a word is not a number, or does not fit into a 32-bit
+    register."""
     words = text.split()
     if all(re.fullmatch(r"(?:0x)?[0-9a-fA-F]{1,8}", word) for word in words):
         return [int(word, 16) for word in words]
@@ -489,7 +491,7 @@ def _gpu_line(prefix: Prefix) -> ParsedLine | None:
 
 
 def _rest_of_loss(prefix: Prefix) -> ParsedLine | None:
-    """An indented line: `dmesg` and `journalctl` indent what follows a line end within one record.
+    """An indented line: `dmesg` and `journalctl` indent the text after a line end within one record.
 
     A file name may contain a line end too, so such a line is no event by itself: it only counts after the
     first line of a GPU's loss, which only the driver can write.
@@ -508,7 +510,7 @@ def _rest_of_loss(prefix: Prefix) -> ParsedLine | None:
 
 
 def _shaped(line: str, shapes: Sequence[tuple[str, Pattern]]) -> ParsedLine | None:
-    """A line that one of the shapes fits from its first letter to its last."""
+    """A line that one of the shapes matches completely."""
     for prefix in possible_prefixes(line):
         content = prefix.content
         if len(content) > CONTENT_MAX:

@@ -29,13 +29,13 @@ from healer.text import NO_WORDS, Said, said_by, say
 # What proves that a record of a log shipper is the kernel's own line.
 #
 # Text proves nothing: anyone who runs programs on a node can write `<0>` or `kern.err` to /dev/log, and
-# rsyslog's imuxsock trusts the facility. What counts is where the shipper says it read the line:
-# journald's `_TRANSPORT`, or the name of rsyslog's input.
+# rsyslog's imuxsock trusts the facility. What counts is the source named by the shipper: journald's
+# `_TRANSPORT`, or the name of rsyslog's input.
 
 #: Inputs of rsyslog that read the kernel record by record. Not imklog: it reads /proc/kmsg, where a line end
 #: within a record, such as one in the name of a file that crashed, begins a line of its own.
 KERNEL_INPUTS = frozenset({"imkmsg"})
-#: The one that reads the journal, which names the transport itself.
+#: The input that reads the journal, which names the transport itself.
 JOURNAL_INPUT = "imjournal"
 #: Names that shippers use for the facility: journald, rsyslog's templates, Vector and the collector.
 FACILITY_NAMES = ("syslog_facility", "facility", "syslogfacility", "syslogfacility-text", "facility_text")
@@ -43,7 +43,7 @@ _KERNEL_FACILITY = frozenset({0, "0", "kern", "kernel"})
 #: Fields that show a line's origin; all values under one of these names must agree. Any program may choose a
 #: `transport` without `_`: it proves nothing, but a value other than the kernel's still counts against it.
 MARKS = frozenset({"_transport", "transport", "inputname", "source_type", *FACILITY_NAMES})
-#: What journald's records of the kernel never have: that of the process that wrote a line
+#: Fields that journald's kernel records never have: of the process that wrote a line
 #: (systemd.journal-fields(7)), of a container's output, and of a file.
 _OTHERS = frozenset(
     {
@@ -61,7 +61,7 @@ OTHER = "another origin"
 
 
 def is_origin_mark(name: str) -> bool:
-    """Whether a name, in small letters, says something of whose a line is."""
+    """Whether a field of this name, in lower case, says something about the origin of a line."""
     return name in MARKS or is_foreign_field(name)
 
 
@@ -92,7 +92,7 @@ def fields_and_marks(places: Iterable[Mapping[Any, Any]]) -> tuple[dict[str, Any
 
 
 def is_kernel_record(marks: Mapping[str, list[Any]]) -> bool:
-    """Whether the shipper marks the record as the kernel's. Anything that says otherwise makes it none.
+    """Whether the shipper marks the record as the kernel's. Any contrary mark rules that out.
 
     - `_TRANSPORT` is `kernel`, with or without a facility;
     - or `inputname` is one of KERNEL_INPUTS and the facility is given.
@@ -119,10 +119,10 @@ def _in(value: Any, words: frozenset[Any]) -> bool:
 
 
 # --- journal ------------------------------------------------------------------------------------------------
-# Records of systemd's journal: the export format as bytes, and what its fields say of a kernel line.
+# Records of systemd's journal: the export format as bytes, and the meaning of its fields for a kernel line.
 #
-# Formats: systemd's documents JOURNAL_EXPORT_FORMATS and systemd.journal-fields(7). A field whose name
-# begins with `_` is journald's own word: no client can set one.
+# Formats: systemd's documents JOURNAL_EXPORT_FORMATS and systemd.journal-fields(7). Fields whose name begins
+# with `_` come from journald itself: no client can set them.
 
 #: Fields of one record; the journal itself takes at most 1,024.
 FIELDS_MAX = 1024
@@ -185,7 +185,7 @@ def _value(raw: bytes) -> str | bytes:
 
 
 def message_text(value: Any) -> str:
-    """A message: text, or bytes as `journalctl -o json` prints what is no UTF-8: a list of numbers.
+    """A message: text, or bytes in the form of `journalctl -o json` for non-UTF-8: a list of numbers.
 
     Raises BadEntry.
     """
@@ -203,16 +203,16 @@ def message_text(value: Any) -> str:
 
 
 def stamp_of(fields: Mapping[str, Any]) -> str:
-    """The kernel's own stamp as `dmesg` prints it, with a blank behind; empty where the record has none.
+    """The kernel's own stamp in the form of `dmesg`, with a trailing blank; empty if the record has none.
 
-    `fields` have names in small letters. The stamp is what makes a line the same event by every route.
+    `fields` have lower-case names. The stamp makes a line the same event by every route.
     """
     micros = number(fields.get("_source_monotonic_timestamp"))
     return "" if micros is None else f"[{micros // 1_000_000:5d}.{micros % 1_000_000:06d}] "
 
 
 def number(value: Any) -> int | None:
-    """A number of the journal, which writes them as text. None for what is none, or above 2^63."""
+    """A number of the journal, which writes them as text. None if it is not a number, or above 2^63."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     return value if type(value) is int and 0 <= value < 2**63 else None
@@ -233,7 +233,7 @@ _TIMES = ("time", "timestamp", "timereported", "timegenerated", "@timestamp", "d
 #: The journal's own times, µs since 1970.
 _MICROS = ("_source_realtime_timestamp", "__realtime_timestamp")
 
-#: Every name that says something here, in small letters.
+#: Every name that is used here, in lower case.
 _TELLING = frozenset(
     (*_HOSTS, *_MESSAGES, *_BOOTS, *_SEQS, *_TIMES, *_MICROS, "cluster", "_source_monotonic_timestamp")
 )
@@ -243,8 +243,8 @@ Places = tuple[Mapping[Any, Any], ...]
 
 
 class KernelRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """`accepted.unrecognised` counts the kernel's lines that say nothing of a fault; `not_kernel` the records
-    that their shipper does not mark so. `nodes`: every (cluster, node) that kernel lines name."""
+    """`accepted.unrecognised` counts kernel lines that are not about a fault; `not_kernel` counts records
+    that their shipper does not mark as the kernel's. `nodes`: every (cluster, node) named by kernel lines."""
 
     accepted: Accepted
     not_kernel: int = 0
@@ -260,8 +260,9 @@ class Source:
         self._texts: Sequence[bytes | msgspec.Raw] | None = None
 
     def lost(self, index: int, decoded: Mapping[Any, Any]) -> bool:
-        """Whether `decoded` may lack some value of the record."""
-        # What was dropped took its colon along, and none is hidden where no character is escaped by number.
+        """Whether `decoded` may lack a value of the record."""
+        # A dropped value takes its colon with it, and no colon is hidden unless a character is escaped by
+        # number.
         text = self._text(index)
         return b"\\u" in text or text.count(b":") != _json(decoded).count(b":")
 
@@ -279,14 +280,14 @@ class Source:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One record by its number in the request; `wrong` where it is no object at all."""
+    """One record by its number in the request; `wrong` if it is not an object."""
 
     index: int
     places: Places = ()
     wrong: Said = NO_WORDS
     #: RFC 3339, where the form itself gives the time; the record's own time overrides it.
     time: str | None = None
-    #: Where `places` may have lost the first value of a repeated name.
+    #: Set if `places` may have lost the first value of a repeated name.
     source: Source | None = None
 
 
@@ -306,13 +307,13 @@ def json_records(raw: bytes) -> list[Record]:
 
 
 def relevant_fields(fields: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Those of a resource that may say something of its records: it may have thousands of records, and each
-    is looked at with all of them."""
+    """The fields of a resource that matter for its records: it may have thousands of records, and each is
+    processed with all of them."""
     kept: list[tuple[Any, Any]] = []
     other = False
     for name, value in pairs_of(fields):
         key = str(name).lower()
-        if is_foreign_field(key):  # one of them says all that they say
+        if is_foreign_field(key):  # one of them is enough
             other, keeps = True, not other
         else:
             keeps = key in _TELLING or is_origin_mark(key)
@@ -328,7 +329,7 @@ def record_of(index: int, item: Any, source: Source | None = None) -> Record:
 
 
 def _lines(raw: bytes) -> Iterator[Record]:
-    """One object on each line; blank lines are none. An index is a line's number, from 0."""
+    """One object per line; blank lines are skipped. An index is a line's number, from 0."""
     check_entries(raw.count(b"\n"), noun="lines")
     decode = msgspec.json.Decoder().decode
     lines = raw.split(b"\n")
@@ -421,7 +422,7 @@ def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def _word(fields: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    """Raises BadEntry where it is no text."""
+    """Raises BadEntry if it is not a text."""
     value = _first(fields, names)
     if value is not None and not isinstance(value, str):
         raise BadEntry(say("signals.not_text", name=names[0]))

@@ -1,8 +1,8 @@
-"""`POST /signals/nvidia-smi`: the XML of `nvidia-smi -q -x`, as hooks and node agents send it.
+"""`POST /signals/nvidia-smi`: the XML of `nvidia-smi -q -x`, as sent by hooks and node agents.
 
 Paths below <gpu> are aliases of the catalogue (`nvidia-smi:temperature/gpu_temp`). The index of a GPU is its
-minor number (/dev/nvidiaN, as Slurm counts), or its place where the output lists all GPUs of the node:
-`nvidia-smi -q -x -i 3` lists one and still says how many are attached.
+minor number (/dev/nvidiaN, as Slurm counts), or its position if the output lists all GPUs of the node:
+`nvidia-smi -q -x -i 3` lists one and still gives the number of attached GPUs.
 """
 
 import math
@@ -28,11 +28,11 @@ from healer.text import said_by, say
 #: Real output is about 12 kB per GPU.
 XML_LIMIT_BYTES = 8 * 2**20
 _DEPTH_MAX, _GPUS_MAX, _TEXT_MAX = 16, 64, 4096
-#: Characters of an element's name, and different paths of one GPU: real output has names of up to 50 and some
-#: 300 paths. The path of each element is joined again, so long names would be work without end.
+#: Limits: characters of an element's name, and different paths per GPU. Real output has names of up to 50 and
+#: some 300 paths. The path of each element is joined again, so long names would mean unbounded work.
 _TAG_MAX, _PATHS_MAX = 128, 4096
 _PREFIX = "nvidia-smi:"
-#: Words of values that a GPU prints which does not answer any more.
+#: Values printed for a GPU that no longer answers.
 _LOST = ("gpu is lost", "err!", "unknown error", "unable to determine the device handle")
 #: Facts about the node (`healer.model.FACTS`): elements of the output, and paths of each GPU.
 _NODE_FACTS = {"driver_version": "driver", "cuda_version": "cuda"}
@@ -49,7 +49,7 @@ _ALWAYS = ("uuid", "pci/pci_bus_id")
 
 @dataclass(slots=True)
 class _Gpu:
-    """One <gpu>: its values by path; the first counts where a path comes twice (processes, ports)."""
+    """One <gpu>: its values by path; if a path occurs twice (processes, ports), the first counts."""
 
     address: str
     values: dict[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class _Gpu:
 
 
 class NvidiaSmi:
-    """Output -> reports, by the aliases of one catalogue."""
+    """Output to reports, by the aliases of one catalogue."""
 
     def __init__(
         self, catalogue: Catalogue, numbers: Numbers, gpus: GpuNames, parts: Parts, cluster: str
@@ -90,7 +90,7 @@ class NvidiaSmi:
                         self._paths.append((alias.name.removeprefix(_PREFIX), signal, alias.scale))
 
     def take(self, raw: bytes, has_node: HasNode, now: datetime, *, node: str) -> Measured:
-        """Raises BadBody for what is not nvidia-smi's XML. Words that say nothing are no samples."""
+        """Raises BadBody if it is not nvidia-smi's XML. Values that mean unknown are no samples."""
         log = parse_log(raw)
         gpus, whole = log.gpus, log.attached == len(log.gpus)
         out = Measured()
@@ -134,15 +134,15 @@ class NvidiaSmi:
     def _indexes(
         self, where: Where, gpus: list[_Gpu], answering: list[_Gpu], whole: bool
     ) -> Sequence[int | None]:
-        """The index of each GPU that answers, None where it is unknown; learns those that are certain."""
+        """The index of each GPU that answers, None if unknown; learns those that are certain."""
         minors = [gpu.minor for gpu in answering]
         if None not in minors and len(set(minors)) == len(minors):
             indexes = minors
         elif whole:
             indexes = [place for place, gpu in enumerate(gpus) if not gpu.lost]
             if len(answering) < len(gpus):
-                # A driver that still lists a lost GPU may have put it anywhere: what was learned wins, and
-                # a place counts only as long as no other GPU has it.
+                # A driver that still lists a lost GPU may have put it anywhere: learnt indexes win, and a
+                # position counts only while no other GPU has it.
                 learned = [self._gpus.index(where, gpu.uuid, gpu.pci) for gpu in answering]
                 free = set(indexes) - set(learned)
                 indexes = [
@@ -166,7 +166,7 @@ class NvidiaSmi:
             out.reports.append(Report(*where, now, now, ids[kept], numbers[kept]))
 
     def _values(self, gpu: _Gpu) -> list[tuple[Signal, float]]:
-        """Samples of this GPU, each signal once: the first of its paths that has a value."""
+        """Samples of this GPU, each signal once: the first of its paths with a value."""
         found: dict[str, tuple[Signal, float]] = {}
         for path, signal, scale in self._paths:
             if signal.name in found:
@@ -183,8 +183,8 @@ class NvidiaSmi:
 
 
 def _domain(gpu: _Gpu) -> str:
-    """The NVLink domain of several nodes that the GPU is in: its cluster and clique. Empty: none, as on nodes
-    with NVSwitches of their own."""
+    """The multi-node NVLink domain of the GPU: its cluster and clique. Empty: none, as on nodes with
+    NVSwitches of their own."""
     cluster = gpu.values.get("fabric/clusterUuid", "").strip().lower()
     clique = gpu.values.get("fabric/cliqueId", "").strip()
     if not _UUID.fullmatch(cluster) or not cluster.strip("0-") or not clique.isdigit():
@@ -193,7 +193,7 @@ def _domain(gpu: _Gpu) -> str:
 
 
 def _mask(folder: str, signal: Signal, gpu: _Gpu) -> float | None:
-    """The bits whose word is Active, of a folder with one element for each; None when it has none."""
+    """The bits with the word Active, of a folder with one element per bit; None if it has none."""
     flags = [(path, text) for path, text in gpu.values.items() if path.startswith(folder)]
     mask = 0
     for path, text in flags:
@@ -212,8 +212,8 @@ def _small(text: str, most: int) -> int | None:
 
 
 def parse_log(raw: bytes) -> "_Reader":
-    """The GPUs, in order. No entity is ever expanded and no file read: a document with its own is refused.
-    Raises BadBody."""
+    """The GPUs, in order. No entity is expanded and no file read: a document with entities is refused. Raises
+    BadBody."""
     if len(raw) > XML_LIMIT_BYTES:
         raise BadBody(say("signals.body_too_large", size=len(raw), most=XML_LIMIT_BYTES))
     reader = _Reader()
@@ -237,7 +237,7 @@ class _Reader:
     def __init__(self) -> None:
         self.gpus: list[_Gpu] = []
         self.is_log = False
-        #: What the output says of the whole node; None when it says nothing.
+        #: What the output says about the whole node; None if nothing.
         self.attached: int | None = None
         #: Facts of the whole node, by their names.
         self.versions: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """`POST /signals/otlp/v1/logs`: ExportLogsServiceRequest -> records (`logs.kernel_records`).
 
-The fields of a record lie in three places: attributes of its resource, its own attributes, and its body where
-that is a map, as the collector's journald receiver makes it. A body that is text is the line.
+The fields of a record are in three places: attributes of its resource, its own attributes, and its body if
+that is a map, as from the collector's journald receiver. A text body is the line.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from healer.text import said_by, say
 RECORDS_MAX = 200_000
 #: Objects of a large JSON body: an honest record has some 60.
 OBJECTS_MAX = 500_000
-#: Attributes of one resource that say something of its records.
+#: Limit on a resource's attributes that matter for its records.
 TELLING_MAX = 32
 
 
@@ -62,7 +62,7 @@ def _check(index: int) -> None:
 
 
 def _resource(raw: bytes, start: int, end: int) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-    """(attributes of the resource, where its scopes lie)."""
+    """(attributes of the resource, positions of its scopes)."""
     resource: dict[str, Any] = {}
     scopes: list[tuple[int, int]] = []
     for field, kind, _, begin, stop in fields(raw, start, end):
@@ -80,7 +80,7 @@ def _resource(raw: bytes, start: int, end: int) -> tuple[dict[str, Any], list[tu
 
 
 def _around(resource: dict[str, Any]) -> dict[str, Any]:
-    """What of a resource's attributes its records need. Raises BadBody."""
+    """The attributes of a resource that its records need. Raises BadBody."""
     kept = relevant_fields(resource)
     if len(pairs_of(kept)) > TELLING_MAX:
         raise BadBody(say("signals.too_many_origin_names", most=TELLING_MAX))

@@ -1,8 +1,8 @@
 """`POST /signals/otlp/v1/metrics`: ExportMetricsServiceRequest, protobuf or JSON -> reports.
 
-Gauges and cumulative sums are samples. A series is known by its name and the raw bytes of its own and its
-resource's attributes, so those are read once. Delta sums, histograms and summaries are refused: a delta that
-is sent again after a lost answer would count twice, and the catalogue has no histogram.
+Gauges and cumulative sums are samples. A series is identified by its name and the raw bytes of its own and
+its resource's attributes, so those are decoded once. Delta sums, histograms and summaries are refused: a
+delta that is sent again after a lost answer would count twice, and the catalogue has no histograms.
 """
 
 import re
@@ -50,14 +50,14 @@ _REMEMBERED = 5_000
 
 
 class SeriesNames:
-    """Which name of the catalogue a metric has. `in_catalogue`: whether the catalogue has a name."""
+    """The catalogue's name of a metric. `in_catalogue`: whether the catalogue has a name."""
 
     def __init__(self, in_catalogue: Callable[[str], bool]) -> None:
         self._in_catalogue = in_catalogue
         self._found: dict[tuple[str, str, bool], str] = {}
 
     def of(self, name: str, unit: str, grows: bool) -> str:
-        """The first of `candidates` that is known; the name itself where none is."""
+        """The first known one of `candidates`; the name itself if none is known."""
         key = (name[:256], unit[:64], grows)
         found = self._found.get(key)
         if found is None:
@@ -71,7 +71,7 @@ class SeriesNames:
 
 
 def candidates(name: str, unit: str, grows: bool) -> Iterator[str]:
-    """What a metric may be called, the name as it came first. `grows`: a monotonic sum."""
+    """Possible names of a metric, its original name first. `grows`: a monotonic sum."""
     yield name
     plain = _OTHER.sub("_", name).strip("_")
     stem = plain.removesuffix("_total")
@@ -93,11 +93,11 @@ def _with_unit(stem: str, unit: str, grows: bool) -> str:
 
 
 def labels_of(resource: dict[str, Any], point: dict[str, Any]) -> dict[str, str]:
-    """Labels as series of Prometheus have them: those of the point, behind them those of the resource.
+    """Labels as in series of Prometheus: those of the point, then those of the resource.
 
-    The resource names the node in its own words: `service.instance.id`, where it is `host:port` as the
-    collector's Prometheus receiver writes it, then `k8s.node.name`, then `host.name`, which is often that
-    of the collector.
+    The resource names the node in its own words: `service.instance.id`, if it is `host:port` as written by
+    the collector's Prometheus receiver, then `k8s.node.name`, then `host.name`, which is often that of the
+    collector.
     """
     labels = {_label(name): label_text(value) for name, value in point.items()}
     around = {_label(name): label_text(value) for name, value in resource.items()}
@@ -115,7 +115,7 @@ def labels_of(resource: dict[str, Any], point: dict[str, Any]) -> dict[str, str]
 
 
 def _of_hardware(labels: dict[str, str]) -> None:
-    """`hw.id` of a GPU (semantic conventions of hardware) is what the vendor's tools call it: an index, a
+    """`hw.id` of a GPU (semantic conventions of hardware) is the id used by the vendor's tools: an index, a
     UUID or a PCI address."""
     hardware_id = labels.get("hw_id", "")
     if hardware_id.isascii() and hardware_id.isdigit():
@@ -131,7 +131,7 @@ def _label(name: str) -> str:
 
 
 def label_text(value: Any) -> str:
-    """A value as Prometheus' labels write it."""
+    """A value in the form of Prometheus' labels."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -147,7 +147,7 @@ def label_text(value: Any) -> str:
 #: Data points of one request, and fields in all: a collector sends 8,192 points of some 10 fields at once.
 POINTS_MAX, FIELDS_MAX = 500_000, 6_000_000
 DELTA, CUMULATIVE = 1, 2
-#: `flags`: this point says that there is no value.
+#: `flags`: this point has no value.
 NO_VALUE = 1
 
 DELTAS = say("signals.delta_sum")
@@ -169,7 +169,7 @@ class Point(NamedTuple):
 
 class Metric(NamedTuple):
     """`resource`: the resource's raw attributes; `read` decodes those of a block. `refused`: why its points,
-    `held` of them, are not taken; empty where they are. `grows`: a monotonic sum."""
+    `held` of them, are not accepted; empty if they are. `grows`: a monotonic sum."""
 
     resource: bytes
     read: Callable[[bytes], dict[str, Any]]
@@ -186,7 +186,7 @@ def milliseconds(nanos: int) -> int:
 
 
 def why_refused(temporality: int) -> Said:
-    """Why a sum is not taken; empty where it is."""
+    """Why a sum is not accepted; empty if it is."""
     return {CUMULATIVE: NO_WORDS, DELTA: DELTAS}.get(temporality, NO_TEMPORALITY)
 
 
@@ -441,7 +441,7 @@ _RESOURCES_MAX = 50_000
 
 
 class Otlp:
-    """Bodies of OTLP metrics -> reports. Remembers series, bounded."""
+    """Bodies of OTLP metrics to reports. Remembers series, bounded."""
 
     def __init__(self, placer: Placer) -> None:
         self.slots: Slots[bytes] = Slots(placer, whole=False)
@@ -464,7 +464,7 @@ class Otlp:
         return reading.done(now)
 
     def resource(self, block: bytes, *, json: bool) -> int:
-        """A number that no other resource ever has. Raises BadBody."""
+        """A number that no other resource ever gets. Raises BadBody."""
         if len(block) > RESOURCE_BYTES_MAX:
             raise BadBody(say("signals.resource_bytes", size=len(block), most=RESOURCE_BYTES_MAX))
         key = (b"j" if json else b"p") + block
@@ -488,7 +488,7 @@ class _Reading:
         self._values: list[float] = []
         self._times: list[int] = []
         self._lines: dict[int, int] = {}
-        #: The resource whose attributes were read last, and those.
+        #: The resource whose attributes were read last, and those attributes.
         self._block: bytes | None = None
         self._around: dict[str, Any] | None = None
 
@@ -539,7 +539,7 @@ class _Reading:
         return read
 
     def _attributes(self, metric: Metric) -> dict[str, Any] | None:
-        """Those of the metric's resource, read once for all of its series; None where they cannot be read.
+        """Those of the metric's resource, read once for all of its series; None if they cannot be read.
         Raises BadBody."""
         if metric.resource is not self._block:
             self._block, self._around = metric.resource, None

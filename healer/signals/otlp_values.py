@@ -16,14 +16,14 @@ from healer.signals.rejects import map_of
 from healer.signals.values import float_of, int_of
 from healer.text import say
 
-#: Maps and lists within each other, and values of one record.
+#: Limits: nesting of maps and lists, and values per record.
 DEPTH_MAX, VALUES_MAX = 8, 2048
-#: Scopes of one resource in protobuf: where each lies is kept until its resource is read.
+#: Limit on the scopes of one resource in protobuf: the position of each is kept until its resource is read.
 SCOPES_MAX = 100_000
 
 
 class TooDeep(Torn):
-    """Values within values beyond DEPTH_MAX, or more than VALUES_MAX of them."""
+    """Values nested beyond DEPTH_MAX, or more than VALUES_MAX of them."""
 
     def __init__(self) -> None:
         super().__init__(say("signals.value_too_deep", depth=DEPTH_MAX, most=VALUES_MAX))
@@ -45,7 +45,7 @@ class _Budget:
 
 
 def attributes(data: bytes, spans: Iterable[tuple[int, int]]) -> dict[str, Any]:
-    """KeyValues that lie at `spans`, of which no more are asked for than are taken. Raises Torn."""
+    """The KeyValues at `spans`; reads no more than the limit. Raises Torn."""
     budget = _Budget()
     return map_of([_pair(data, start, stop, budget, 0) for start, stop in spans])
 
@@ -162,7 +162,7 @@ def _plain(value: JsonValue | None, budget: _Budget, depth: int) -> Any:
 
 
 def parse_int64(number: int | str | None) -> int:
-    """A whole number of 64 bits, which may come as text; None, left out, is 0. Raises Torn."""
+    """A 64-bit integer, possibly as text; None (left out) is 0. Raises Torn."""
     if number is None:
         return 0
     try:
@@ -175,7 +175,7 @@ def parse_int64(number: int | str | None) -> int:
 
 
 def parse_double(number: float | str) -> float:
-    """A number, which may come as text: `NaN`, `Infinity`. Raises Torn."""
+    """A number, possibly as text: `NaN`, `Infinity`. Raises Torn."""
     try:
         return float(number) if isinstance(number, int | float) else float_of(number[:64])
     except (ValueError, OverflowError):
@@ -186,8 +186,8 @@ def parse_double(number: float | str) -> float:
 
 
 def message(rejected: int, why: str) -> bytes:
-    """ExportLogsServiceResponse and ExportMetricsServiceResponse, which are alike: nothing where all is
-    stored, else how many are not, and why."""
+    """ExportLogsServiceResponse and ExportMetricsServiceResponse, which are alike: empty if everything is
+    stored, else the number that is not, and why."""
     if not rejected:
         return b""
     partial_success = b"\x08" + _varint(rejected) + _text_field(2, why)

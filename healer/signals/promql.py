@@ -63,13 +63,14 @@ _warnings = msgspec.json.Decoder(list[str] | None)
 
 
 class QueryResults:
-    """Answers -> reports. Remembers series, bounded. What is of one moment is whole: a scrape, a query."""
+    """Answers to reports. Remembers series, bounded. Samples of one moment are complete: a scrape, a
+    query."""
 
     def __init__(self, placer: Placer) -> None:
         self._slots: Slots[bytes] = Slots(placer, whole=True)
 
     def take(self, raw: bytes, has_node: HasNode, now: datetime, *, signal: str = "") -> Measured:
-        """`signal`: the name of every series, whatever the answer calls it. Raises BadBody."""
+        """`signal`: the signal of every series, whatever its name in the answer. Raises BadBody."""
         slots, out = self._slots, Measured()
         slots.forget(now)
         found: list[int] = []
@@ -80,7 +81,7 @@ class QueryResults:
             samples = series.values if series.value is None else [series.value]
             if not samples:
                 continue
-            # Under a signal's own name the same labels are another series than under the server's.
+            # Under a signal's own name the same labels are a different series than under the server's name.
             key = signal.encode() + bytes(series.metric)
             slot = slots.by_key.get(key)
             if slot is None:
@@ -97,7 +98,7 @@ class QueryResults:
         return out
 
     def lines(self, raw: bytes, has_node: HasNode) -> dict[tuple[Where, int], Line]:
-        """(node, column) -> its points, for pages: of any age. Raises BadBody."""
+        """(node, column) -> its points, for pages; of any age. Raises BadBody."""
         parts: dict[tuple[Where, int], tuple[Combine, list[Line]]] = {}
         for series in result(raw):
             found = self._slots.placer.place(*_named(series.metric, ""), has_node)
@@ -114,7 +115,7 @@ _TOGETHER = {Combine.sum: np.add, Combine.max: np.maximum, Combine.min: np.minim
 
 
 def _combined(how: Combine, lines: Sequence[Line]) -> Line:
-    """Several series of one column as one: at each moment what the catalogue's `combine` makes of them."""
+    """Several series of one column as one: at each moment combined as the catalogue's `combine` says."""
     times = np.concatenate([at for at, _ in lines])
     values = np.concatenate([part for _, part in lines])
     valid = ~np.isnan(values)
@@ -129,13 +130,13 @@ def _combined(how: Combine, lines: Sequence[Line]) -> Line:
 
 
 def result(raw: bytes) -> list[_Series]:
-    """The series of an answer. Raises BadBody: also where the server says that it failed."""
+    """The series of an answer. Raises BadBody, including if the server reports an error."""
     return _decoded(raw)[1]
 
 
 def result_and_lack(raw: bytes) -> tuple[list[_Series], str]:
-    """The series, and why they are less than the server has, as of VictoriaMetrics without one of its stores
-    or Thanos without one of its sources. Empty for a whole answer. Raises BadBody."""
+    """The series, and why they are incomplete, for example VictoriaMetrics without one of its stores or
+    Thanos without one of its sources. Empty for a complete answer. Raises BadBody."""
     answer, series = _decoded(raw)
     try:
         warnings = _warnings.decode(answer.warnings)
@@ -188,18 +189,18 @@ def _floats(values: Sequence[str]) -> np.ndarray:
 
 
 def _milliseconds(times: Sequence[float]) -> np.ndarray:
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+    with np.errstate(over="ignore"):  # too large values become infinite, and are refused
         at = np.array(times, np.float64) * _MS
     if not np.all(np.abs(at) < 1e15):
         raise BadBody(say("signals.time_not_time"))
     return at.astype(np.int64)
 
 
-# --- questions -------------------------------------------------------------------------------------------
+# --- queries --------------------------------------------------------------------------------------------
 
 
 def signals_by_series_name(catalogue: Catalogue) -> dict[str, list[str]]:
-    """The names under which a Prometheus may know the catalogue's signals -> the signals."""
+    """Possible names of the catalogue's signals in a Prometheus -> the signals."""
     found: dict[str, list[str]] = {}
     for signal in catalogue.signals.values():
         for name in series_names(signal):
@@ -208,7 +209,7 @@ def signals_by_series_name(catalogue: Catalogue) -> dict[str, list[str]]:
 
 
 def series_names(signal: Signal) -> list[str]:
-    """A signal's own name and its aliases, but for nvidia-smi's; none of a derived one."""
+    """A signal's own name and its aliases, except those of nvidia-smi; none for a derived signal."""
     if signal.derived:
         return []
     names = [signal.name]
@@ -226,9 +227,9 @@ def selector(names: Iterable[str], matchers: str = "") -> str:
 
 
 def node_selector(names: Iterable[str], node: str, matchers: str = "") -> str:
-    """The series of these names that a label may say to be the node's: with a domain or a port, or without.
+    """The series of these names with a label that may name the node, with or without a domain or a port.
 
-    More than its own may fit; whose a series is the labels say, in the order that every form obeys.
+    More than the node's own series may match; the labels then decide, in the order used by every form.
     """
     series_names = list(names)
     form = re.escape(node).replace("\\", "\\\\") + "([.:].*)?"

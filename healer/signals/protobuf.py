@@ -1,4 +1,4 @@
-"""As much of protobuf's wire format as remote_write 1.0 needs: varints, fixed 64 bit, length-delimited."""
+"""The part of protobuf's wire format that remote_write 1.0 needs: varints, fixed 64 bit, length-delimited."""
 
 from collections.abc import Iterator
 
@@ -8,11 +8,11 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
 class Torn(ValueError):
-    """These bytes are no protobuf message."""
+    """These bytes are not a protobuf message."""
 
 
 def varint(data: bytes, place: int, end: int) -> tuple[int, int]:
-    """(value below 2^64, the place after it)."""
+    """(value below 2^64, position after it)."""
     value = shift = 0
     while place < end:
         byte = data[place]

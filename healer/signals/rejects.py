@@ -1,4 +1,4 @@
-"""What every wire form says of what it does not take: whole bodies, and entries by index and reason."""
+"""Reporting of rejected input, shared by every wire form: whole bodies, and entries by index and reason."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +12,7 @@ import msgspec
 from healer.text import Said, said_by, say
 from healer.text.decoder_errors import decoder_error
 
-#: Entries listed as rejected, of one request; the rest is only counted.
+#: Entries listed as rejected per request; the rest is only counted.
 REJECTED_LISTED = 1000
 #: RFC 3339, 5.6: capitals or not, a blank for the T, any number of digits of a second. Its offsets have a
 #: colon and its fractions a point; `date +%z` writes no colon, PostgreSQL no minutes,
@@ -23,15 +23,15 @@ _RFC_3339 = re.compile(
     re.ASCII,
 )
 _SECOND = slice(17, 19)
-#: Small bodies are read as they are; of larger ones their marks are counted first (`check_marks`).
+#: Small bodies are decoded directly; in larger ones the marks are counted first (`check_marks`).
 _SMALL_BYTES = 2**20
 
-#: Errors of msgspec's JSON decoder, whatever the bytes.
+#: Errors of msgspec's JSON decoder, for any bytes.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class BadBody(ValueError):
-    """The outer shape of a request is wrong. The sentence names the field."""
+    """The outer structure of a request is wrong. The sentence names the field."""
 
     def __init__(self, why: Said) -> None:
         super().__init__(why)
@@ -51,9 +51,9 @@ class Rejected(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Rejects:
-    """Entries that are wrong: the first `REJECTED_LISTED` with their reason, the rest as a number.
+    """Invalid entries: the first `REJECTED_LISTED` with their reason, the rest as a number.
 
-    A body may hold millions of them, and each reason is a text: so no more are kept, nor even written.
+    A body may contain millions of them, and each reason is a text: so no more are kept, or even written.
     """
 
     listed: list[Rejected] = field(default_factory=list)
@@ -69,15 +69,15 @@ class Rejects:
 
     @property
     def more(self) -> int:
-        """Those that are only counted."""
+        """Invalid entries that are only counted."""
         return self.count - len(self.listed)
 
 
 def check_marks(raw: bytes, **most: tuple[bytes, int]) -> None:
-    """Raises BadBody for a large body with more of some byte than any honest one has.
+    """Raises BadBody for a large body with more of some byte than any valid one has.
 
-    JSON's smallest values become objects of thirty times their size, so what bounds the bytes bounds no
-    memory. `most`: what is counted -> (its byte, how many are taken).
+    JSON's smallest values become objects of thirty times their size, so a limit on the bytes does not limit
+    the memory. `most`: what is counted -> (its byte, the allowed number).
     """
     if len(raw) <= _SMALL_BYTES:
         return
@@ -98,8 +98,7 @@ def sentence(error: Exception) -> Said:
 def utc_time(text: str, field: str = "time") -> datetime:
     """An RFC 3339 time with its zone, in UTC. Raises BadEntry, which names the field.
 
-    A leap second counts as the last instant of its minute: what came before it stays before it, and what
-    came after it after it.
+    A leap second counts as the last instant of its minute, so that the order of events is kept.
     """
     match = _RFC_3339.fullmatch(text)
     if match is None:
@@ -112,7 +111,7 @@ def utc_time(text: str, field: str = "time") -> datetime:
         at = datetime.fromisoformat(plain.upper())
         at = at if at.tzinfo is UTC else at.astimezone(UTC)
         return _in_leap_second(at) if leap else at
-    except (ValueError, OverflowError):  # the first and the last day of the calendar have no UTC everywhere
+    except (ValueError, OverflowError):  # some zones have no UTC on the calendar's first or last day
         raise BadEntry(_not_rfc3339(field)) from None
 
 
@@ -123,7 +122,8 @@ def _not_rfc3339(field: str) -> Said:
 
 
 def _in_leap_second(at: datetime) -> datetime:
-    """Of the second before it. Raises ValueError: only the last minute of a month in UTC has one."""
+    """The last instant of the second before it. Raises ValueError: only the last minute of a month in UTC has
+    a leap second."""
     after = at.replace(microsecond=0) + timedelta(seconds=1)
     if (after.day, after.hour, after.minute, after.second) != (1, 0, 0, 0):
         raise ValueError
@@ -131,9 +131,9 @@ def _in_leap_second(at: datetime) -> datetime:
 
 
 # --- repeated -----------------------------------------------------------------------------------------------
-# Maps in which one name may occur more than once, as JSON and protobuf allow.
+# Maps in which a name may occur more than once, as JSON and protobuf allow.
 #
-# A plain dict keeps the last value only. Where a later value must not override an earlier one (`logs`), all
+# A plain dict keeps only the last value. Where a later value must not override an earlier one (`logs`), all
 # of them are read.
 
 

@@ -1,17 +1,17 @@
 """`POST /signals/prometheus/write`: remote_write 1.0, snappy over `prometheus.WriteRequest`.
 
-A series is known by the raw bytes of its labels. Two ways lead to the same samples:
+A series is identified by the raw bytes of its labels. Two paths lead to the same samples:
 
-- the walker reads every field of a series, and it alone makes a label block known;
-- the fast way reads outer lengths only. It guesses that a series is a known label block and one sample of 18
-  bytes (9 when the value is zero), and takes the values of the whole request at once. What follows a known
-  block can be nothing else when its tags and lengths are those of a sample; a wrong guess is walked.
-  Where series end is guessed too, by how long those were that followed each other before, or by what the
-  last bytes of a sample look like: if the length of each series leads to the next end, it is so. Prometheus
+- the walker reads every field of a series, and only it makes a label block known;
+- the fast path reads outer lengths only. It guesses that a series is a known label block and one sample of 18
+  bytes (9 if the value is zero), and takes the values of the whole request at once. After a known block there
+  can be nothing else if its tags and lengths are those of a sample; a wrong guess is walked.
+  The ends of series are guessed too, from the lengths of those that followed each other before, or from the
+  last bytes of a sample: if the length of each series leads to the next end, the guess is right. Prometheus
   sends series in the order of its scrapes, so label blocks are compared with those that followed each other
-  before (`Order`), and looked up where they differ.
+  before (`Order`), and looked up if they differ.
 
-Exemplars, histograms and metadata are passed over.
+Exemplars, histograms and metadata are ignored.
 """
 
 from collections.abc import Callable
@@ -32,22 +32,22 @@ from healer.signals.wire import HasNode
 from healer.text import said_by, say
 
 # --- order --------------------------------------------------------------------------------------------------
-# The order in which series come: of a known one the next is guessed, and compared instead of looked up.
+# The order in which series come: after a known one the next is guessed, and compared instead of looked up.
 #
-# A table of 300,000 label blocks lies in no cache of a processor, so to look a block up is to wait for
-# memory. Blocks that followed each other before lie side by side.
+# A table of 300,000 label blocks fits into no processor cache, so looking up a block means waiting for
+# memory. Blocks that followed each other before are adjacent.
 
-#: Stretches of remembered order that one request may be put together of, and what is remembered in all.
+#: Limits: stretches of remembered order that make up one request, and what is remembered in all.
 _RUNS_MAX = 8
-#: A request of which more than one part in so many had to be looked up is remembered in its order.
+#: A request is remembered in its order if more than one block in this many had to be looked up.
 _NEW_SHARE = 16
 _ORDER_MAX = 500_000
 _ORDER_BYTES_MAX = 192 * 2**20
 
 
 class Order:
-    """Label blocks in the order in which they came, bounded. A scrape's series follow each other each time;
-    where one request ends and the next one begins changes."""
+    """Label blocks in the order in which they came, bounded. The series of a scrape follow each other each
+    time; where one request ends and the next begins changes."""
 
     def __init__(self) -> None:
         self._start(0)
@@ -59,18 +59,18 @@ class Order:
         #: By place: slot, -1 for a block that has none; length. And by block with a slot: one place of it.
         self._slots = np.empty(0, np.int32)
         self._lengths = np.empty(0, np.int64)
-        #: By place, bytes of the sample that followed the block last.
+        #: By place, bytes of the sample that last followed the block.
         self._widths = np.empty(0, np.int64)
         self._places = np.full(0, -1, np.int64)
 
     def forget(self, generation: int) -> None:
-        """All, when slots are no more what they were."""
+        """Forgets everything when slots change their meaning."""
         if generation != self._generation:
             self._start(generation)
 
     def sizes(self, slot: int, most: int) -> NDArray[np.int64] | None:
-        """(n,) int64: how long the series of this slot and those behind it were last, block and sample; None
-        where nothing is known."""
+        """(n,) int64: the last lengths of the series of this slot and of those after it, block and sample;
+        None if unknown."""
         place = self._place(slot)
         if place < 0:
             return None
@@ -88,8 +88,8 @@ class Order:
         widths: NDArray[np.int64],
         slot_by_block: dict[bytes, int],
     ) -> NDArray[np.int32]:
-        """(n,) int32: what `known` says of each block of `data` from a start to its end, -1 for those it does
-        not know. Only blocks that are looked up are cut out. `widths`: of the samples behind them."""
+        """(n,) int32: the slot of each block of `data` from a start to its end, by `slot_by_block`, -1 if
+        unknown. Only blocks that are looked up are copied out. `widths`: of the samples behind them."""
         begins, lengths = starts.tolist(), ends - starts
         slots = np.full(len(begins), -1, np.int32)
 
@@ -108,7 +108,7 @@ class Order:
             slots[done : done + run] = self._slots[place : place + run]
             self._widths[place : place + run] = widths[done : done + run]
             done += run
-        # Those of a run that had no slot then may have got one since.
+        # Blocks of a run without a slot then may have one now.
         for place in np.flatnonzero(slots[:done] < 0).tolist():
             slots[place] = slot_by_block.get(block(place), -1)
         if done < end:
@@ -119,7 +119,7 @@ class Order:
         return slots
 
     def _run(self, data: bytes, begins: list[int], lengths: NDArray[np.int64], place: int) -> int:
-        """How many blocks that begin there and are so long are those that are remembered from `place` on."""
+        """How many of the blocks at these positions and lengths equal those remembered from `place` on."""
         before = self._lengths[place : min(place + len(begins), len(self._blocks))]
         other = np.flatnonzero(before != lengths[: len(before)])
         run = int(other[0]) if len(other) else len(before)
@@ -147,7 +147,7 @@ class Order:
 
 
 def _grown(array: NDArray, size: int) -> NDArray:
-    """The same with room for so many, -1 where nothing was."""
+    """The array with room for this many, filled up with -1."""
     if size <= len(array):
         return array
     return np.concatenate((array, np.full(max(size, 2 * len(array)) - len(array), -1, array.dtype)))
@@ -157,19 +157,18 @@ def _grown(array: NDArray, size: int) -> NDArray:
 
 #: A body after snappy.
 BODY_LIMIT_BYTES = 64 * 2**20
-#: Series of one body that are not known yet: reading them is a hundred times the work. Prometheus sends at
-#: most some thousands in a request.
+#: Limit of unknown series per body: reading them is a hundred times the work. Prometheus sends at most some
+#: thousands per request.
 NEW_SERIES_MAX = 200_000
-#: Labels and samples of one series: where they lie is kept until all of it is read.
+#: Limit of labels and samples per series: their positions are kept until all of it is read.
 PARTS_OF_SERIES_MAX = 200_000
-#: Series are longer than this on average: no more of them are guessed to be in a message.
+#: Series are longer than this on average: no more of them are assumed to be in a message.
 _SERIES_BYTES = 64
 #: One sample: tag and length, value (tag, 8 bytes), time (tag, a varint of 6 bytes until the year 2109).
 _FULL, _ZERO = 18, 9
 _NAME_FIRST = b"\x0a\x08__name__\x12"
 
-#: A label block that is not known, and its labels as they are read when asked for -> its slot; None when the
-#: series is not to be kept.
+#: An unknown label block, and a function that reads its labels -> its slot; None if the series is not kept.
 Resolve = Callable[[bytes, Callable[[], dict[str, str]]], int | None]
 #: (name of a series, a function that reads its labels) -> whether that name is outside the catalogue, which
 #: is then counted. Only for series whose first label is the name.
@@ -177,14 +176,14 @@ Unwanted = Callable[[str, Callable[[], dict[str, str]]], bool]
 
 
 class RemoteWrite:
-    """Bodies of remote_write -> reports. Remembers series, bounded."""
+    """Bodies of remote_write to reports. Remembers series, bounded."""
 
     def __init__(self, placer: Placer) -> None:
         self._slots: Slots[bytes] = Slots(placer, whole=False)
         self._order = Order()
 
     def take(self, raw: bytes, has_node: HasNode, now: datetime, *, packed: bool = True) -> Measured:
-        """Raises BadBody. `packed`: in snappy; else it is the message itself."""
+        """Raises BadBody. `packed`: in snappy; otherwise it is the message itself."""
         data = unpacked(raw) if packed else raw
         slots = self._slots
         slots.forget(now)
@@ -223,8 +222,8 @@ def read(
     unwanted: Unwanted,
     order: Order | None = None,
 ) -> Samples:
-    """All samples of a message, not in its order. `known`: slots by label block; `resolve` adds to it.
-    `order` is what is known of the order of series; to be emptied when a block in it means another slot.
+    """All samples of a message, not in its order. `slot_by_block`: slots by label block; `resolve` adds to
+    it. `order`: the known order of series, to be emptied when a block in it means another slot.
 
     Raises BadBody.
     """
@@ -273,7 +272,7 @@ class _Outline(NamedTuple):
 
 
 def _outline_as_before(data: bytes, slot_by_block: dict[bytes, int], order: Order) -> _Outline | None:
-    """As series have followed the first one before; None where that does not lead to the last byte."""
+    """As the series have followed the first one before; None if that does not lead to the last byte."""
     if len(data) < 16 or data[0] != 0x0A:
         return None
     size, start = data[1], 2
@@ -294,7 +293,7 @@ def _outline_as_before(data: bytes, slot_by_block: dict[bytes, int], order: Orde
 
 
 def _guessed_outline(data: bytes) -> _Outline | None:
-    """By what the last bytes of samples look like; None where it is not sure."""
+    """From the last bytes of samples; None if it is not certain."""
     if len(data) < 16:
         return None
     tails = np.flatnonzero(np.frombuffer(data, np.uint8)[1:-6] == 0x10)
@@ -305,9 +304,9 @@ def _guessed_outline(data: bytes) -> _Outline | None:
 
 
 def _sure_outline(data: bytes, ends: NDArray[np.int64]) -> _Outline | None:
-    """None where series do not surely end there: then each length has to be read.
+    """None if series do not certainly end there: then each length must be read.
 
-    It is sure when lengths lead from the first byte to each end in turn and to the last byte."""
+    It is certain if the lengths lead from the first byte to each end in turn and to the last byte."""
     begins = np.concatenate(([0], ends[:-1]))
     heads = _at(data, "<u4", begins)
     short = heads & 0x8000 == 0
@@ -318,7 +317,7 @@ def _sure_outline(data: bytes, ends: NDArray[np.int64]) -> _Outline | None:
 
 
 def _outline(data: bytes, walker: "_Walker") -> _Outline:
-    """By reading each length; what has another form than nearly all series is walked at once."""
+    """By reading each length; a series of an unusual form is walked immediately."""
     starts: list[int] = []
     ends: list[int] = []
     size, place = len(data), 0
@@ -326,7 +325,7 @@ def _outline(data: bytes, walker: "_Walker") -> _Outline:
         if data[place] != 0x0A or size - place < 4:
             place = _passed_over(data, place, size, walker)
             continue
-        # The length of a series: one or two bytes, as nearly all are.
+        # The length of a series: nearly always one or two bytes.
         length, start = data[place + 1], place + 2
         if length >= 0x80:
             second = data[start]
@@ -346,7 +345,7 @@ def _outline(data: bytes, walker: "_Walker") -> _Outline:
 
 
 def _passed_over(data: bytes, place: int, size: int, walker: "_Walker") -> int:
-    """Reads one field that is no series in its shortest form; the place after it."""
+    """Reads one field that is not a series in its shortest form; returns the position after it."""
     field, kind, _, start, stop = next(fields(data, place, size))
     if field == 1 and kind == LENGTH:
         walker.series(start, stop)
@@ -373,22 +372,22 @@ _HEADS = {_FULL: 0x091012, _ZERO: 0x100712}
 
 
 def _widths(data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many bytes the sample of each series has, if it is one; (n,) int64."""
+    """The number of bytes of each series' sample, if it is one; (n,) int64."""
     raw = np.frombuffer(data, np.uint8)
     full = (ends - starts > _FULL) & (raw[np.maximum(ends - _FULL, 0)] == 0x12)
     return np.where(full, _FULL, np.minimum(_ZERO, ends - starts))
 
 
 def _are_samples(data: bytes, ends: NDArray[np.int64], width: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of them end with a sample of this width."""
+    """(n,) whether each ends with a sample of this width."""
     heads = np.where(width == _FULL, _HEADS[_FULL], _HEADS[_ZERO])
     good = (_at(data, "<u4", ends - width) & 0xFFFFFF) == heads
     return good & _end_a_time(_at(data, "<u8", ends - 8))
 
 
 def _end_a_time(tail: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Whether eight bytes end with a time: its tag, five bytes that say "more follows", one that says "the
-    last"."""
+    """Whether eight bytes end with a time: its tag, five bytes with the continuation bit, and a last one
+    without."""
     return (tail & 0x8080_8080_8080_FF00) == 0x0080_8080_8080_1000
 
 
@@ -401,13 +400,13 @@ def _values(data: bytes, ends: NDArray[np.int64], width: NDArray[np.int64]) -> N
 
 
 def _at(data: bytes, kind: str, places: NDArray[np.int64]) -> NDArray:
-    """The numbers of eight or four bytes that begin at these places, aligned or not."""
+    """The eight- or four-byte numbers at these positions, aligned or not."""
     size = len(data) - np.dtype(kind).itemsize + 1
     return np.ndarray((size,), kind, data, strides=(1,))[places]
 
 
 def _times(tail: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The varints in the upper six bytes: seven bits of each, the lowest first, put together by twos."""
+    """The varints in the upper six bytes: seven bits each, lowest first, combined in pairs."""
     bits = (tail >> 16) & 0x7F7F_7F7F_7F7F
     bits = (bits & 0x007F_007F_007F) | ((bits & 0x7F00_7F00_7F00) >> 1)
     return ((bits & 0x3FFF) | ((bits >> 2) & 0xFFF_C000) | ((bits >> 4) & 0x3FF_F000_0000)).view(np.int64)
@@ -451,7 +450,7 @@ class _Walker:
 
 
 def _labels(data: bytes, start: int, end: int) -> dict[str, str]:
-    """The labels of a series but its name, as far as they can be read."""
+    """The labels of a series except its name, as far as they can be read."""
     labels: dict[str, str] = {}
     try:
         for field, kind, _, begin, stop in fields(data, start, end):

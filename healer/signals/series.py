@@ -1,7 +1,7 @@
-"""A series with labels -> its node, its part and the number of its column; what a request of samples holds.
+"""From a series with labels to its node, its part and the number of its column; and the samples of a request.
 
-Label names differ by exporter and by its age; what is here are those of dcgm-exporter 1 to 4, node_exporter
-and Prometheus itself (`instance`).
+Label names differ by exporter and its version; the ones used here are those of dcgm-exporter 1 to 4,
+node_exporter and Prometheus itself (`instance`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ _REMEMBERED = 100_000
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """One signal that a name may be. `labels` have to match (globs); `link` is the one in the name itself,
+    """One signal that a name may mean. `labels` must match (globs); `link` is the one in the name itself,
     `part` the label of a device's part."""
 
     signal: Signal
@@ -70,7 +70,7 @@ class Meaning(msgspec.Struct, frozen=True):
 
     @property
     def nvlink(self) -> bool:
-        """Of the signals of links, those of NVLinks say so in their name; the others are of ports."""
+        """NVLink signals have that in their name; the other link signals are about ports."""
         return self.signal.scope is Scope.link and self.signal.name.startswith("nvlink")
 
     def takes(self, labels: dict[str, str]) -> bool:
@@ -78,14 +78,14 @@ class Meaning(msgspec.Struct, frozen=True):
 
 
 def expanded(alias: Alias) -> list[tuple[str, int | None]]:
-    """(name, link) of an alias: for each NVLink where it has `{link}`, else one name without a link."""
+    """(name, link) of an alias: one per NVLink if it has `{link}`, else one name without a link."""
     if "{link}" not in alias.name:
         return [(alias.name, None)]
     return [(alias.name.replace("{link}", str(link)), link) for link in range(LINKS)]
 
 
 class Names:
-    """The names of a catalogue. A derived signal has none: it never arrives."""
+    """The names of a catalogue. A derived signal has none, because it never arrives."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._meanings: dict[str, list[Meaning]] = {}
@@ -105,7 +105,8 @@ class Names:
         return name in self._meanings
 
     def of_several(self) -> frozenset[str]:
-        """Names, other than a signal's own, of which one series is only a part of each signal it may be."""
+        """Names, other than a signal's own, whose series are each only a part of every signal they may
+        mean."""
         return frozenset(
             name
             for name, meanings in self._meanings.items()
@@ -119,7 +120,7 @@ class Names:
         return self._meanings.get(name, ())
 
     def plain(self, name: str, scope: Scope, *, nvlink: bool = False) -> Meaning | None:
-        """The meaning of a form without labels; the link must not be part of the name."""
+        """The meaning in a form without labels; the link must not be part of the name."""
         for meaning in self.meanings(name):
             if (
                 meaning.signal.scope is scope
@@ -132,7 +133,7 @@ class Names:
 
 
 class Numbers:
-    """Numbers of columns, remembered; asks the book for those that are new."""
+    """Numbers of columns, remembered; new ones come from the book."""
 
     def __init__(self, book: ColumnBook) -> None:
         self._book = book
@@ -152,7 +153,7 @@ class Numbers:
         return [self._known.get(column, -1) for column in columns]
 
     def _one_by_one(self, columns: Sequence[Column]) -> dict[Column, int]:
-        """The numbers of those that have one: a full book still serves what it knows."""
+        """The numbers of those that have one: a full book still serves known columns."""
         found: dict[Column, int] = {}
         for column in columns:
             try:
@@ -163,12 +164,12 @@ class Numbers:
 
 
 # --- measured -----------------------------------------------------------------------------------------------
-# What a request of samples holds, whatever its wire form.
+# The samples of a request, whatever its wire form.
 
-#: Names listed as unknown, of one request; samples of the others are only counted.
+#: Names listed as unknown per request; samples of the others are only counted.
 NAMES_LISTED = 200
-#: Reports of one node in one request, and samples of one report: far above what any sender needs who did not
-#: fall silent for an hour, or any machine has.
+#: Limits: reports of one node per request, and samples per report: far above any sender that was not silent
+#: for an hour, and above any machine.
 REPORTS_MAX = 64
 SAMPLES_MAX = 20_000
 #: Series that one process knows of one node; 8 GPUs with 18 links each and 30 ports are below 5,000.
@@ -178,7 +179,7 @@ TOO_MANY_MOMENTS = say("signals.too_many_moments", most=REPORTS_MAX)
 
 
 class Unknown(msgspec.Struct, kw_only=True):
-    """Samples that were not stored under one name: why the last one was not, and its labels."""
+    """Samples under one name that were not stored: why the last one was not, and its labels."""
 
     why: Said
     count: int
@@ -188,8 +189,8 @@ class Unknown(msgspec.Struct, kw_only=True):
 class Measured(msgspec.Struct, kw_only=True):
     """`samples` were accepted, into `reports`; `unrecognised` have no place in the catalogue or on a node of
     ours, and `unknown` lists them by name. `rejected_more` were rejected beyond those in `rejected`. `placed`
-    series were new. `inventory` are observations of the kinds `gpu_inventory` and `inventory`. `cluster` is
-    the default for what names none, if there is one."""
+    series were new. `inventory`: observations of the kinds `gpu_inventory` and `inventory`. `cluster` is the
+    default for series that name none, if there is one."""
 
     cluster: str = ""
     reports: list[Report] = []
@@ -202,7 +203,7 @@ class Measured(msgspec.Struct, kw_only=True):
     inventory: list[Observation] = []
 
     def nodes(self) -> set[tuple[str, str]]:
-        """Every (cluster, node) that something would be stored for: for tokens bound to one node."""
+        """Every (cluster, node) for which something would be stored: for tokens bound to one node."""
         return {(report.cluster, report.node) for report in self.reports} | {
             (observation.component.cluster, observation.component.node or "")
             for observation in self.inventory
@@ -224,13 +225,13 @@ class Measured(msgspec.Struct, kw_only=True):
 
 # --- series -------------------------------------------------------------------------------------------------
 
-#: Labels that may name the node, the surest first; the first one that names a node we know counts.
+#: Labels that may name the node, most reliable first; the first one with the name of a known node counts.
 NODE_LABELS = ("Hostname", "hostname", "node", "nodename", "host", "instance")
-#: Labels that name the cluster; one that names another than ours is believed.
+#: Labels that name the cluster; if one names another cluster than ours, it is believed.
 CLUSTER_LABELS = ("cluster", "slurm_cluster", "cluster_name")
 LABELS_MAX = 64
 LABEL_BYTES_MAX = 1024
-#: All labels of a series together: they are what a series is known by, so all are kept.
+#: Limit for all labels of a series together: they identify the series, so all are kept.
 BLOCK_BYTES_MAX = 4096
 NAME_MAX = 200
 #: NVLinks of a GPU and GPUs of a node that a label may number.
@@ -241,7 +242,7 @@ NO_NODE = say("signals.no_such_node")
 OTHER_CLUSTER = say("signals.other_cluster")
 NO_GPU = say("signals.no_such_gpu")
 NO_ROOM = say("signals.no_room")
-#: What lies beyond a bound, and is counted as a loss too.
+#: Reasons for samples beyond a limit, which also count as a loss.
 LIMITS = frozenset(
     {
         NO_ROOM,
@@ -272,7 +273,7 @@ class Series(NamedTuple):
 
 
 class Placer:
-    """Places series; learns GPU names from series that have both, and which ports a node has."""
+    """Places series; learns GPU names from series that have both, and the ports of each node."""
 
     def __init__(
         self, names: Names, numbers: Numbers, gpus: GpuNames, ports: Ports, parts: Parts, cluster: str
@@ -280,13 +281,13 @@ class Placer:
         self.names, self.gpus, self.ports = names, gpus, ports
         self._numbers, self._parts, self._cluster = numbers, parts, cluster
         self._devices = Devices()
-        #: Series that became known since the process began: the work that new ones make.
+        #: Series learnt since the process began: a measure of the work caused by new ones.
         self.placed = 0
 
     def place(
         self, name: str, labels: dict[str, str], has_node: HasNode, where: Where | None = None
     ) -> Series | Said:
-        """The series, or why it has no place. `where`: the node or device that the request itself names."""
+        """The series, or why it has no place. `where`: the node or device named by the request itself."""
         meanings = self.names.meanings(name)
         self._learn_facts(name, labels, has_node, where)
         if not meanings:
@@ -333,7 +334,7 @@ class Placer:
         return why
 
     def _learn_facts(self, name: str, labels: dict[str, str], has_node: HasNode, where: Where | None) -> None:
-        """A series is placed once, and again when its labels change: so facts in its labels are read as
+        """A series is placed once, and again when its labels change, so facts in its labels are read equally
         often."""
         if name not in INFO_SERIES and GPU_LABELS.keys().isdisjoint(labels):
             return
@@ -344,7 +345,7 @@ class Placer:
     def _device(
         self, meaning: Meaning, labels: dict[str, str], has_node: HasNode, where: Where | None
     ) -> tuple[Where, Part] | Said:
-        """The device that the request or the labels name, and its part, or why there is none."""
+        """The device named by the request or the labels, and its part; or why there is none."""
         if where is None and is_foreign(labels, self._cluster):
             return OTHER_CLUSTER
         device = device_of(labels) if where is None else device_in(where[1])
@@ -401,7 +402,7 @@ def is_foreign(labels: Mapping[str, str], cluster: str) -> bool:
 
 
 def node_of_labels(labels: Mapping[str, str], has_node: HasNode, cluster: str) -> Where | Said:
-    """The node of `cluster` that labels name, or why it is none of ours."""
+    """The node of `cluster` named by the labels, or why it is not ours."""
     if is_foreign(labels, cluster):
         return OTHER_CLUSTER
     for label in NODE_LABELS:
@@ -416,13 +417,13 @@ def node_of_labels(labels: Mapping[str, str], has_node: HasNode, cluster: str) -
         if not domain or not has_node(cluster, short):
             continue
         if any(word != cluster and has_node(word, short) for word in domain):
-            return OTHER_CLUSTER  # gpu0001.pod2.example: clusters number their nodes alike
+            return OTHER_CLUSTER  # gpu0001.pod2.example: clusters may use equal node names
         return cluster, short
     return NO_NODE
 
 
 def gpu_index(text: str | None) -> int | None:
-    """None for what is no index, such as `00`: it would name the same GPU as `0`, and overwrite it."""
+    """None for an invalid index, such as `00`: it would name the same GPU as `0`, and overwrite it."""
     if not text or len(text) > 2 or not (text.isascii() and text.isdigit()):
         return None
     return index if (index := int(text)) <= INDEX_MAX and text == str(index) else None
@@ -434,7 +435,7 @@ def example(labels: dict[str, str]) -> dict[str, str]:
 
 
 def check_labels(labels: dict[str, str]) -> Said:
-    """Why these labels are too much; empty when they are not."""
+    """Why these labels are too large; empty if they are not."""
     if len(labels) > LABELS_MAX:
         return say("signals.too_many_labels", most=LABELS_MAX)
     sizes = [len(name) + len(value) for name, value in labels.items()]

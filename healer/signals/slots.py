@@ -34,7 +34,7 @@ from healer.signals.wire import HasNode
 from healer.text import Said, say
 
 # --- prepared -----------------------------------------------------------------------------------------------
-# Reports of scrapes that come again: what their slots mean, worked out once.
+# Reports of repeated scrapes: their slots are resolved once.
 
 
 class Refusal(NamedTuple):
@@ -47,10 +47,10 @@ class Refusal(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What slots in this order are, if all that are kept are of one node and each is a column of its own.
+    """The meaning of slots in this order, if all kept ones are of one node and each is a column of its own.
 
-    `order`: places of the samples that are kept, by column; `columns`: (n,) int32; `scale`: (n,) float64,
-    None where all are 1."""
+    `order`: positions of the kept samples, by column; `columns`: (n,) int32; `scale`: (n,) float64, None if
+    all are 1."""
 
     where: Where
     order: NDArray[np.intp]
@@ -59,7 +59,7 @@ class Prepared(NamedTuple):
     refused: tuple[Refusal, ...]
 
     def report(self, values: NDArray[np.float64], has_node: HasNode, now: datetime, out: Measured) -> bool:
-        """Adds the report. False, and nothing done, when one of the values is not known, or the node."""
+        """Adds the report. Returns False, with nothing done, if one of the values or the node is unknown."""
         kept = blanks_to_nan(values[self.order])
         if np.count_nonzero(np.isnan(kept)) or not has_node(*self.where):
             return False
@@ -76,24 +76,25 @@ class Prepared(NamedTuple):
 
 K = TypeVar("K", str, bytes)
 
-#: Series remembered for one wire form, and bytes of what they are known by; then all are forgotten at once.
+#: Limits per wire form: remembered series, and bytes of their keys; beyond them all are forgotten at once.
 #: 1,250 nodes of 8 GPUs are some 300,000 series of 350 bytes.
 SERIES_MAX = 500_000
 KEY_BYTES_MAX = 192 * 2**20
-#: The same of series that are not kept. They are remembered apart, so that they never push out the others.
+#: The same for series that are not kept. They are remembered separately, so that they never push out the
+#: others.
 REFUSED_MAX = 100_000
 REFUSED_BYTES_MAX = 32 * 2**20
 #: Time of a sample without one.
 NO_TIME = -(2**62)
-#: Series that are not kept are looked at again after so long: their node may be new.
+#: Series that are not kept are looked up again after this long, because their node may be new.
 _LOOK_AGAIN = timedelta(minutes=1)
-#: Reasons, by name, of series that are not kept; beyond that names are merged.
+#: Limit of reasons, by name, of series that are not kept; beyond it names are merged.
 _REASONS_MAX = 5_000
 _EXAMPLES_MAX = 5_000
 _SEVERAL = say("signals.several_series")
 _TOO_MANY_SAMPLES = say("signals.samples_of_moment", most=SAMPLES_MAX)
 _NAME_TOO_LONG = say("signals.name_too_long", most=NAME_MAX)
-#: Reasons that may be gone with the next request of the node, or of another sender.
+#: Reasons that the next request of the node, or of another sender, may remove.
 _PASSING = frozenset({NO_GPU, NOT_YOURS, GPU_BEYOND}) | PASSING
 _HOW = {Combine.last: 0, Combine.max: 1, Combine.min: 2, Combine.sum: 3}
 
@@ -101,7 +102,7 @@ _HOW = {Combine.last: 0, Combine.max: 1, Combine.min: 2, Combine.sum: 3}
 class Samples(NamedTuple):
     """slots: (n,) int32; values: (n,) float64; times: (n,) int64, ms since 1970 or NOT_TOLD.
 
-    `lines`: the line of a sample by its place, for what is rejected; where there is none the place itself."""
+    `lines`: the line of a sample by its position, for rejections; if there is none, the position itself."""
 
     slots: NDArray[np.int32]
     values: NDArray[np.float64]
@@ -117,7 +118,7 @@ class Samples(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Samples that are kept, (n,) each: column, place of the node, time, value, place in the request."""
+    """Kept samples, (n,) each: column, index of the node, time, value, position in the request."""
 
     columns: NDArray[np.int32]
     homes: NDArray[np.int32]
@@ -132,16 +133,17 @@ class _Rows(NamedTuple):
 
 
 class Slots(Generic[K]):
-    """`by_key` is looked up by the wire form's own key of a series. A slot is never given back, only all are
-    forgotten at once. `whole`: one request holds all series of a node that together make one number."""
+    """`by_key` is looked up by the wire form's own key of a series. A slot is never freed individually, only
+    all at once. `whole`: one request has all series of a node that together make one number."""
 
     def __init__(self, placer: Placer, *, whole: bool) -> None:
         self.placer, self._whole = placer, whole
         self._changed = placer.gpus.changes()
-        #: Grows when a slot, or which series has it, is no more what it was.
+        #: Increases when a slot, or the assignment of series to slots, changes its meaning.
         self.generation = 0
-        #: Names of which one series says nothing; their parts may come in different requests, and then the
-        #: number would jump with each. The signal's own name is whole by itself: it was put together before.
+        #: Names of which a single series means nothing: their parts may come in different requests, and then
+        #: the number would jump with each. The signal's own name is complete by itself, because it was
+        #: combined before.
         self._partial = frozenset() if whole else placer.names.of_several()
         self._start()
 
@@ -149,15 +151,15 @@ class Slots(Generic[K]):
         self.generation += 1
         self.by_key: dict[K, int] = {}
         self._key_bytes = 0
-        #: By node, the keys of series that its learned GPU names placed.
+        #: By node, the keys of series that were placed by its learnt GPU names.
         self._by_names: dict[Where, list[K]] = {}
         self._changed.clear()
-        #: Series that are not kept, until they are looked at again.
+        #: Series that are not kept, until they are looked up again.
         self.refused: dict[K, int] = {}
         self._refused_bytes = 0
         self._refused_since: datetime | None = None
         self._n = 0
-        #: By slot: column (-1: not kept), place in `_nodes` or in `_reasons`, scale, how several combine.
+        #: By slot: column (-1: not kept), index in `_nodes` or in `_reasons`, scale, how several combine.
         self._column = np.empty(1024, np.int32)
         self._home = np.empty(1024, np.int32)
         self._scale = np.empty(1024, np.float64)
@@ -167,12 +169,12 @@ class Slots(Generic[K]):
         self._of_node: Counter[int] = Counter()
         #: Labels of one series of each name outside the catalogue.
         self._examples: dict[str, dict[str, str]] = {}
-        #: (name, why) of what is not kept -> its one slot; and name, why and example by `_home`.
+        #: (name, why) of series that are not kept -> their one slot; and name, why and example by `_home`.
         self._refusals: dict[tuple[str, Said], int] = {}
         self._reasons: list[tuple[str, Said, dict[str, str]]] = []
 
     def forget(self, now: datetime) -> None:
-        """Before a request: drops what may be wrong by now, or is too much."""
+        """Before a request: drops whatever may be outdated, or exceeds the limits."""
         if self._n >= SERIES_MAX or self._key_bytes >= KEY_BYTES_MAX:
             self._start()
         if self._refused_since is None or now - self._refused_since >= _LOOK_AGAIN:
@@ -186,7 +188,7 @@ class Slots(Generic[K]):
                     self.generation += 1
 
     def age(self, slots: NDArray[np.int32] | None = None) -> tuple[int, datetime | None]:
-        """What `slots` mean holds as long as this is the same; without them what it is for any now."""
+        """The meaning of `slots` is valid while this value stays the same; without them, that of any slot."""
         passing = slots is None or bool((self._column[slots] < 0).any())
         return self.generation, self._refused_since if passing else None
 
@@ -199,8 +201,8 @@ class Slots(Generic[K]):
         where: Where | None = None,
         node_key: K | None = None,
     ) -> int:
-        """The slot of a series that neither `by_key` nor `refused` has. Where the request names the node,
-        `key` identifies the series on any node, and `node_key` on this node only."""
+        """The slot of a series that is in neither `by_key` nor `refused`. If the request names the node,
+        `key` identifies the series on any node, and `node_key` only on this one."""
         if why := _NAME_TOO_LONG if len(name) > NAME_MAX else check_labels(labels):
             return self._refuse(name[:NAME_MAX], why, labels)
         found = self.placer.place(name, labels, has_node, where)
@@ -224,7 +226,7 @@ class Slots(Generic[K]):
         slot = self._new(found.column, home, found.scale, _HOW[found.combine])
         if node_key is not None and not found.portable:
             key = node_key
-        if self._key_bytes < KEY_BYTES_MAX:  # one request may hold more than is to be remembered
+        if self._key_bytes < KEY_BYTES_MAX:  # one request may hold more than may be remembered
             self.by_key[key] = slot
             self._key_bytes += len(key)
             if not found.portable:
@@ -233,13 +235,13 @@ class Slots(Generic[K]):
 
     def is_unwanted(self, name: str) -> bool:
         if name in INFO_SERIES:
-            return False  # no number of it is kept, but its labels are read
+            return False  # none of its numbers is kept, but its labels are read
         return name not in self.placer.names or name in self._partial
 
     def unwanted(
         self, name: str, labels: Callable[[], dict[str, str]], out: Measured, count: int = 1
     ) -> bool:
-        """Whether no series of this name is kept; counts it then. `labels` is asked once per name."""
+        """Whether no series of this name is kept; counts it then. `labels` is called once per name."""
         if not self.is_unwanted(name):
             return False
         why = _SEVERAL if name in self._partial else NOT_KNOWN
@@ -267,8 +269,8 @@ class Slots(Generic[K]):
         return slot
 
     def prepare(self, slots: NDArray[np.int32], where: Where | None) -> Prepared | None:
-        """What slots in this order mean; None where each request has to be put together by itself. `where`:
-        the node that the request names."""
+        """The meaning of slots in this order; None if each request must be assembled separately. `where`: the
+        node named by the request."""
         columns = self._column[slots]
         places = np.flatnonzero(columns >= 0)
         homes = np.unique(self._home[slots[places]])
@@ -296,7 +298,7 @@ class Slots(Generic[K]):
         where: Where | None = None,
         rejects: Rejects | None = None,
     ) -> None:
-        """Adds the samples' reports, and what is rejected to `rejects`. `where`: all are of this node."""
+        """Adds the samples' reports, and rejections to `rejects`. `where`: all samples are of this node."""
         rejects, lines = rejects or Rejects(), samples.lines
         for place, why in self._reported(samples, has_node, now, out, where):
             rejects.add(lines.get(place, place), why)
@@ -305,7 +307,7 @@ class Slots(Generic[K]):
     def _reported(
         self, samples: Samples, has_node: HasNode, now: datetime, out: Measured, where: Where | None
     ) -> Iterator[tuple[int, Said]]:
-        """(place, reason) of what is rejected."""
+        """(position, reason) of rejected samples."""
         slots, values = samples.slots, blanks_to_nan(samples.values)
         kept = self._column[slots] >= 0
         if not kept.all():
@@ -334,7 +336,7 @@ class Slots(Generic[K]):
         yield from _group(rows, firsts, nodes, has_node, now, out)
 
     def add_inventory(self, out: Measured, now: datetime) -> None:
-        """After the reports: what is due of their nodes' GPUs and facts."""
+        """Called after the reports: adds observations due for their nodes' GPUs and facts."""
         nodes = {(report.cluster, report.node) for report in out.reports}
         out.inventory = self.placer.gpus.inventory(nodes, now)
 
@@ -348,8 +350,8 @@ class Slots(Generic[K]):
 def _group(
     rows: _Rows, firsts: list[int], nodes: list[Where], has_node: HasNode, now: datetime, out: Measured
 ) -> Iterator[tuple[int, Said]]:
-    """Adds one report for each run of rows that begins at one of `firsts`; yields (place, reason) of those
-    that are rejected. Runs of a node are adjacent, the oldest first."""
+    """Adds one report for each run of rows that begins at one of `firsts`; yields (position, reason) of
+    rejected ones. Runs of a node are adjacent, oldest first."""
     seen: dict[Where, bool] = {}
     homes = rows.homes[firsts].tolist()
     left = Counter(homes)
@@ -357,7 +359,7 @@ def _group(
         where = nodes[home]
         left[home] -= 1
         if where not in seen:
-            seen[where] = has_node(*where)  # what was learned may be older than Slurm's picture
+            seen[where] = has_node(*where)  # learnt data may be older than the Slurm snapshot
         at = _at(int(rows.times[first]), now)
         if at is None:
             yield int(rows.places[first]), say("signals.of_node_named", why=TOO_OLD, node=where[1])
@@ -374,7 +376,7 @@ def _group(
 
 
 def _at(ms: int, now: datetime) -> datetime | None:
-    """The moment that counts for a time stamp; None when it is too old, or no time at all."""
+    """The time that counts for a time stamp; None if it is too old, or invalid."""
     if ms == NO_TIME:
         return now
     try:
@@ -384,8 +386,8 @@ def _at(ms: int, now: datetime) -> datetime | None:
 
 
 def _order(rows: _Rows) -> NDArray[np.intp]:
-    """By node, moment and column; what is equal stays in its order."""
-    # Nearly always a node has one moment, and then one sort does.
+    """By node, time and column; stable."""
+    # A node nearly always has one moment, and then one sort is enough.
     order = np.argsort(rows.homes.astype(np.int64) << 32 | rows.columns, kind="stable")
     homes, times = rows.homes[order], rows.times[order]
     if ((times[1:] != times[:-1]) & (homes[1:] == homes[:-1])).any():
@@ -396,7 +398,7 @@ def _order(rows: _Rows) -> NDArray[np.intp]:
 def _one_of_several(
     values: NDArray[np.float64], first: NDArray[np.intp], how: NDArray[np.int8]
 ) -> NDArray[np.float64]:
-    """One value for each run that begins at `first`: the last, or the largest, smallest, the sum."""
+    """One value for each run that begins at `first`: the last, the largest, the smallest, or the sum."""
     last = np.append(first[1:], len(values)) - 1
     forms = (
         values[last],

@@ -49,14 +49,14 @@ _RICH = re.compile(
 )
 
 
-#: The bar of a validation, of tqdm or rich; a line of the program's own about one is none.
+#: The bar of a validation, of tqdm or rich; a program's own line about a validation does not count.
 _VALIDATION = re.compile(
     r"Validation(?: DataLoader \d{1,9})?(?:: {1,4}(?:\d{1,3}%)?\||[^\w:]{3,400}\d{1,12}/(?:\d|\?|--))"
 )
 
 
 class Bar(NamedTuple):
-    """One drawing of a bar. `total` is None where the loader does not know it; `rate_s` where the rate is
+    """One drawing of a bar. `total` is None if the loader does not know it; `rate_s` is None if the rate is
     coarser than FINE."""
 
     epoch: int
@@ -89,8 +89,8 @@ def validates(text: str) -> bool:
 
 
 class Bars:
-    """The bars of one log, in its order. `usual` gives back a time of a step, or None where more than steps
-    lay between."""
+    """The bars of one log, in order. `usual` returns the time of a step, or None if there was more than steps
+    in between."""
 
     def __init__(self, usual: Callable[[float], float | None]) -> None:
         self._usual = usual
@@ -99,7 +99,7 @@ class Bars:
         self._last: Bar | None = None
         #: A time of this epoch was returned.
         self._timed = False
-        #: Batches of earlier epochs, where bars do not show how many an epoch has.
+        #: Batches of earlier epochs, if bars do not show how many an epoch has.
         self._before = 0
 
     def pause(self) -> None:
@@ -132,7 +132,7 @@ class Bars:
 
 
 def _fine(rate: str | None, unit: str | None) -> float | None:
-    """Seconds a step, where the last digit of the rate says that well enough."""
+    """Seconds per step, if the last digit of the rate is precise enough."""
     if rate is None or float(rate) == 0:
         return None
     last_digit = 10.0 ** -len(rate.partition(".")[2])
@@ -143,10 +143,10 @@ def _fine(rate: str | None, unit: str | None) -> float | None:
 
 # --- step logs ----------------------------------------------------------------------------------------------
 
-#: Bounds of what is believed: characters of a line, seconds of a step, steps between two lines, columns.
+#: Plausibility limits: characters per line, seconds per step, steps between two lines, columns.
 LINE_MAX, SECONDS_MAX, STEPS_MAX, COLUMNS_MAX = 8_192, 86_400.0, 100_000, 500
-#: More than so many times the median of the last so many: something else lay between two lines. A pace that
-#: stays is believed once it is the median.
+#: If a time is more than this many times the median of the last ones (this many), something else happened
+#: between two lines. A lasting pace is accepted once it is the median.
 GAP, PACES = 4.0, 15
 FORMATS = ("auto", "megatron", "deepspeed", "lightning")
 
@@ -161,9 +161,10 @@ _LOSSES = ("train_loss_step", "train_loss", "loss_step", "loss", "train/loss")
 
 
 class LogStep(NamedTuple):
-    """One line's word. `stamp`: the line's own time, without a zone, as the training's machine wrote it.
+    """The content of one line. `stamp`: the line's own time, without a zone, as written by the training's
+    machine.
 
-    A `loss` or `grad_norm` that is no number is infinite.
+    A `loss` or `grad_norm` that is not a number is infinite.
     """
 
     step: int
@@ -188,15 +189,15 @@ class LogReader:
         #: A line was about steps, whether or not it gave their time.
         self.spoken = False
         self._last_step: int | None = None
-        #: Of a kind of line: the last step and when.
+        #: By kind of line: the last step and its time.
         self._before: dict[str, tuple[int, datetime]] = {}
-        #: Of a kind of line: seconds a step between the last lines.
+        #: By kind of line: seconds per step between the last lines.
         self._paces: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=PACES))
         self._columns: list[str] = []
         self._bars = Bars(lambda took: self._usual("bar", took))
 
     def line(self, text: str, at: datetime | None = None) -> LogStep | None:
-        """What the line says of a step, once for each step. `at`: when it was seen to be written, if so."""
+        """The step reported by the line, once per step. `at`: when it was seen to be written, if known."""
         if len(text) > LINE_MAX:
             return None
         for read in self._readers:
@@ -232,7 +233,7 @@ class LogReader:
         return None if timed is None else LogStep(*timed)
 
     def _csv(self, text: str, at: datetime | None) -> LogStep | None:
-        """Rows of Lightning's CSVLogger have no time: they count by when they were written."""
+        """Rows of Lightning's CSVLogger have no time: they are dated by when they were written."""
         cells = text.strip().split(",")
         if "step" in cells and len(cells) <= COLUMNS_MAX and all(_COLUMN.fullmatch(cell) for cell in cells):
             self._columns, self.spoken = cells, True
@@ -248,7 +249,7 @@ class LogReader:
         return None if took is None else LogStep(int(row["step"]), took, loss=loss)
 
     def _since(self, kind: str, step: int, when: datetime | None) -> float | None:
-        """Seconds a step since the last line of this kind; None where more than steps lay between."""
+        """Seconds per step since the last line of this kind; None if there was more than steps in between."""
         before = self._before.get(kind)
         if when is None:
             return None
@@ -260,7 +261,7 @@ class LogReader:
         return self._usual(kind, (when - before[1]).total_seconds() / (step - before[0]))
 
     def _usual(self, kind: str, took: float) -> float | None:
-        """The same; None where it is far longer than usual for lines of this kind."""
+        """The same; None if it is far longer than usual for lines of this kind."""
         paces = self._paces[kind]
         usual = median(paces) if paces else took
         paces.append(max(took, 0.0))
@@ -292,7 +293,7 @@ def _pipeline(text: str, _: datetime | None) -> LogStep | None:
 
 
 def _stamp(text: str) -> datetime | None:
-    """The first time in the line's beginning: `[2024-03-07 15:27:02,646]`."""
+    """The first time at the beginning of the line: `[2024-03-07 15:27:02,646]`."""
     match = _STAMP.search(text[:200])
     if match is None:
         return None

@@ -1,8 +1,8 @@
 """`POST /signals/step-times`: how long training steps took, by rank -> batches, one or two per body.
 
-Only `step_s` is required, or `open_s` of a rank that has ended no step for a while. A sample without `rank`
-is of rank 0; one without `step` is numbered by the second of its time, so one sender's steps stay apart and
-in order.
+Only `step_s` is required, or `open_s` for a rank that has ended no step for a while. A sample without `rank`
+is of rank 0; one without `step` is numbered by the second of its time, so that one sender's steps stay
+separate and in order.
 """
 
 import math
@@ -22,16 +22,16 @@ from healer.signals.values import sample_time
 from healer.signals.wire import HasNode, wrong_node
 from healer.text import Said, said_by, say
 
-#: More than the ranks of any job times the steps that a sender would keep back; bodies of one request.
+#: More than the ranks of any job times the steps that a sender would hold back; bodies per request.
 SAMPLES_MAX = 200_000
 BODIES_MAX = 10_000
-#: A step longer than a day is a mistake of units.
+#: A longer step than a day is a mistake of units.
 _SECONDS_MAX = 86_400.0
 _JOB = re.compile(r"[0-9A-Za-z_.+\[\]-]{1,64}")
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-#: JSON has no number for these, and a loss that became one is news.
+#: JSON has no number for these, and a loss that becomes one is news.
 _NoNumber = Literal["NaN", "nan", "Infinity", "-Infinity", "inf", "-inf"]
 
 
@@ -81,7 +81,7 @@ class Steps(msgspec.Struct, kw_only=True):
 
 
 class _Entry(NamedTuple):
-    """One body: the number of its samples, and those of the right form with their index in it."""
+    """One body: the number of its samples, and the valid ones with their index in it."""
 
     body: _Body
     sample_count: int
@@ -91,7 +91,7 @@ class _Entry(NamedTuple):
 _fast = msgspec.json.Decoder(list[_Body] | _Body)
 _any = msgspec.json.Decoder(Any)
 
-#: Optional measures of a sample that are times; what a step came to may be any number, or none.
+#: Optional measures of a sample that are times; a step's results may be any number, or none.
 _SECONDS = ("compute_s", "comm_s", "data_s")
 RESULTS = ("loss", "grad_norm")
 
@@ -99,8 +99,8 @@ RESULTS = ("loss", "grad_norm")
 def step_batches(
     raw: bytes, has_node: HasNode, now: datetime, *, cluster: str, wrong_job: WrongJob | None = None
 ) -> Steps:
-    """One body or a list of them. The job need not be in Slurm's snapshot yet; a named node has to be one of
-    the cluster. All samples of a body are rejected if `wrong_job` says why. Raises BadBody."""
+    """One body or a list of them. The job need not be in the Slurm snapshot yet; a named node must be one of
+    the cluster. All samples of a body are rejected if `wrong_job` gives a reason. Raises BadBody."""
     rejects = Rejects()
     out = Steps()
     index = 0
@@ -131,7 +131,7 @@ def step_batches(
 
 
 def _bodies(raw: bytes, rejects: Rejects) -> list[_Entry]:
-    """What a request holds; samples of a wrong form go to `rejects`."""
+    """The bodies of a request; invalid samples go to `rejects`."""
     try:
         decoded = _fast.decode(raw)
     except msgspec.ValidationError:
@@ -146,7 +146,8 @@ def _bodies(raw: bytes, rejects: Rejects) -> list[_Entry]:
 
 
 def _one_by_one(raw: bytes, rejects: Rejects) -> list[_Entry]:
-    """The same where something is wrong: only the wrong sample is lost. What is around it has to be right."""
+    """The same if something is invalid: only the invalid sample is lost. The structure around it must be
+    valid."""
     try:
         decoded = _any.decode(raw)
     except NOT_JSON as error:

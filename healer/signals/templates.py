@@ -1,10 +1,10 @@
-"""Scrapes that look like one before: the same lines in the same order, with other values.
+"""Scrapes that look like an earlier one: the same lines in the same order, with different values.
 
 An exporter prints its series in one order, so a scrape is nearly always the last one with new numbers, and
-most of those are the old ones too. A `Template` holds the last body that fitted, a few lines a block. Each
-block is compared with the same place in the next body; only lines of those that differ are cut out and read.
-Where most differ each time all lines are one block. A body that does not fit is read line by line as if
-there were no template.
+most of those are unchanged too. A `Template` keeps the last body that matched, divided into blocks of a few
+lines. Each block is compared with the same place in the next body; only lines of blocks that differ are cut
+out and read. If most differ each time, all lines are one block. A body that does not match is read line by
+line as if there were no template.
 
 Nothing here releases the GIL, as numpy does for long arrays: getting it back next to a busy event loop costs
 more than the array saves.
@@ -23,28 +23,28 @@ from numpy.typing import NDArray
 from healer.signals.slots import Prepared
 from healer.signals.values import float_array
 
-#: What is remembered of one wire form: lines of all templates, and bytes of their texts. 1,250 nodes of 8
-#: GPUs are some 300,000 lines of 190 bytes. Then all are forgotten at once.
+#: Limits per wire form: lines of all templates, and bytes of their texts. 1,250 nodes of 8 GPUs are some
+#: 300,000 lines of 190 bytes. Beyond them all are forgotten at once.
 LINES_MAX = 1_000_000
 BYTES_MAX = 192 * 2**20
-#: Lines of a block: where one GPU's value changes, those of its seven neighbours mostly do too.
+#: Lines per block: if one GPU's value changes, those of its seven neighbours usually do too.
 _BLOCK = 8
-#: With more than one in so many blocks changed, all lines at once are cheaper; with fewer than one in so
-#: many, blocks are. How many there are is looked at once in so many bodies.
+#: If more than one in this many blocks changed, all lines at once are cheaper; if fewer than one in this
+#: many, blocks are. The number is checked once per this many bodies.
 _MANY, _FEW = 3, 4
 _LOOK = 16
-#: Bytes that a value may have on average: a body with longer ones does not fit.
+#: The most bytes per value on average: a body with longer values does not match.
 _VALUE_BYTES = 32
-#: What a template of no line takes.
+#: Bytes of a template without lines.
 _TEMPLATE_BYTES = 2_000
-#: Longest line that may identify a body.
+#: The longest line that may identify a body.
 _BEGIN_MAX = 4096
-#: Bodies that did not fit and are counted, by what they begin with.
+#: Limit of counted bodies that did not match, by their beginning.
 _MISSES_MAX = 50_000
 #: Kinds of lines that have no slot.
 NO_SAMPLE, UNWANTED = -1, -2
 
-#: Node in the address (empty without), the first sample's series; and how many lines.
+#: Node in the URL (empty without), the first sample's series; and the number of lines.
 Begin = tuple[str, bytes]
 Key = tuple[Begin, int]
 
@@ -56,7 +56,7 @@ Age = tuple[int, datetime | None]
 
 
 class Line(NamedTuple):
-    """`text`: all of it for a line without a sample (`slot` is NO_SAMPLE), else all up to the value.
+    """`text`: the whole line without a sample (`slot` is NO_SAMPLE), else everything up to the value.
 
     `slot` is UNWANTED for a sample whose `name` is not in the catalogue."""
 
@@ -66,12 +66,12 @@ class Line(NamedTuple):
 
 
 class _Block:
-    """Some lines that follow each other, and what they were in the last body that fitted."""
+    """Some consecutive lines, with their content in the last body that matched."""
 
     __slots__ = ("_plain", "_samples", "_size", "_sizes", "begin", "body", "end", "first", "last")
 
     def __init__(self, lines: Sequence[Line], first: int, begin: int) -> None:
-        #: Its lines are from the `first`-th to before the `last`-th, its samples likewise.
+        #: Its lines are from the `first`-th to before the `last`-th, and likewise its samples.
         self.first, self.last = first, first + len(lines)
         plain = [line.slot == NO_SAMPLE for line in lines]
         self.begin, self.end = begin, begin + plain.count(False)
@@ -79,23 +79,23 @@ class _Block:
         self._samples = [not is_comment for is_comment in plain] if self._plain else ()
         self._sizes = [len(line.text) for line in lines]
         self._size = sum(self._sizes) + len(lines)
-        #: As it was, with the end of its last line; empty before it was ever seen.
+        #: The block as it was, with the end of its last line; empty until first seen.
         self.body = b""
 
     def texts(self) -> list[bytes]:
-        """Of its lines, by what it was."""
+        """The texts of its lines, from its last content."""
         return [line[:size] for line, size in zip(self.body.split(b"\n"), self._sizes, strict=False)]
 
     def cut(self, raw: bytes, place: int, texts: list[bytes], words: list[bytes]) -> int:
-        """Adds the values of its lines, which begin at `place`, to `words`; where they end, -1 when they are
-        other lines."""
+        """Adds the values of its lines, which begin at `place`, to `words`; returns where they end, -1 if
+        they are different lines."""
         room = self._size + _VALUE_BYTES * len(texts)
         lines = raw[place : place + room].split(b"\n", len(texts))
         if len(lines) <= len(texts):
             return -1
         end = min(place + room, len(raw)) - len(lines.pop())
         found = list(map(bytes.removeprefix, lines, texts))
-        # A text that was not at the beginning of its line was not cut off: then the words are too long.
+        # If a text was not at the beginning of its line, it was not cut off: then the words are too long.
         if len(b"".join(found)) + self._size != end - place:
             return -1
         if self._plain is not None:
@@ -107,14 +107,14 @@ class _Block:
 
 
 class Template:
-    """What the lines of a body mean, if it has these texts. It remembers the last body that fitted."""
+    """The meaning of the lines of a body, if it has these texts. Remembers the last body that matched."""
 
     def __init__(self, lines: Sequence[Line], age: Age, prepared: Prepared | None) -> None:
         self.age, self.prepared = age, prepared
         samples = [line for line in lines if line.slot != NO_SAMPLE]
         kept = [place for place, line in enumerate(samples) if line.slot >= 0]
         self._kept = None if len(kept) == len(samples) else np.array(kept, np.intp)
-        #: Slots of the samples that have one, (n,) int32; the names of the others, and how often.
+        #: Slots of the samples that have one, (n,) int32; the names of the others, and how often they occur.
         self.slots = np.array([samples[place].slot for place in kept], np.int32)
         self.slots.setflags(write=False)
         self.unwanted = Counter(line.name for line in samples if line.slot == UNWANTED)
@@ -123,19 +123,19 @@ class Template:
         self._torn = bool(lines and lines[-1].text)
         ended = lines if self._torn else lines[:-1]
         self._whole, self._blocks = _Block(ended, 0, 0), _blocks_of(ended)
-        #: Of all lines; none where each block knows what it was.
+        #: The values of all lines; none if each block has its own.
         self._texts: list[bytes] | None = [line.text for line in ended]
         #: Whether few of the blocks change.
         self._calm, self._read_at_once = True, 0
         self._numbers = np.zeros(len(samples))
-        #: Bytes that it may come to.
+        #: The most bytes that it may need.
         self.size = _TEMPLATE_BYTES + sum(len(line.text) + _VALUE_BYTES for line in lines)
 
     def __len__(self) -> int:
         return self._lines
 
     def values(self, raw: bytes) -> NDArray[np.float64] | None:
-        """By `slots`, (n,) float64; None when the body does not fit."""
+        """By `slots`, (n,) float64; None if the body does not match."""
         if self._torn:
             raw += b"\n"
         if not (self._by_blocks(raw) if self._calm else self._at_once(raw)):
@@ -143,7 +143,7 @@ class Template:
         return self._numbers.copy() if self._kept is None else self._numbers[self._kept]
 
     def _by_blocks(self, raw: bytes) -> bool:
-        """Takes the numbers of blocks that differ; False, and nothing done, when the body does not fit."""
+        """Updates the numbers of blocks that differ; False, with nothing done, if the body does not match."""
         words: list[bytes] = []
         changed: list[tuple[_Block, bytes]] = []
         texts, place, starts_with = self._texts, 0, raw.startswith
@@ -173,7 +173,7 @@ class Template:
         return True
 
     def _at_once(self, raw: bytes) -> bool:
-        """Takes all numbers; False, and nothing done, when the body does not fit."""
+        """Updates all numbers; False, with nothing done, if the body does not match."""
         words: list[bytes] = []
         texts = self._texts or []
         if self._whole.cut(raw, 0, texts, words) != len(raw) or (numbers := _read(words)) is None:
@@ -196,15 +196,15 @@ def _blocks_of(lines: Sequence[Line]) -> list[_Block]:
 
 
 def _read(words: list[bytes]) -> NDArray[np.float64] | None:
-    """(n,) float64; None when one is no number."""
+    """(n,) float64; None if one is not a number."""
     text = b"[%b]" % b",".join(words)
     try:
-        # JSON's numbers are most of those that exporters print, and are read at a fifth of the cost.
+        # Most numbers that exporters print are JSON numbers, and those are read at a fifth of the cost.
         numbers = _numbers.decode(text)
         return float_array(numbers) if len(numbers) == len(words) else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
-    if b"_" in text:  # of what only Python's `float` takes, it reads this alone in bytes (`float_of`)
+    if b"_" in text:  # the only Python-specific form that `float` accepts in bytes (`float_of`)
         return None
     try:
         return float_array(list(map(float, words)))
@@ -213,23 +213,23 @@ def _read(words: list[bytes]) -> NDArray[np.float64] | None:
 
 
 class Templates:
-    """Remembered by how bodies begin and how many lines they have; bounded."""
+    """Remembered by the beginning of bodies and their number of lines; bounded."""
 
     def __init__(self) -> None:
         self._known: dict[Key, Template] = {}
-        #: Of those that begin alike, the one that fitted last: lines need not be counted to find it.
+        #: Of those that begin alike, the one that last matched: then lines need not be counted to find it.
         self._latest: dict[Begin, Template] = {}
         self.lines = self.size = 0
-        #: By the hash of what they begin with: how often.
+        #: By the hash of their beginning: how often.
         self._misses: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Lines of all."""
+        """The lines of all templates."""
         return self.lines
 
     def read(self, begin: Begin, raw: bytes, age: Age) -> tuple[Template, NDArray[np.float64]] | None:
-        """The template that a body fits, and its values by slot. `age`: of slots now; what those of a
-        template of another one meant is over."""
+        """The template that a body matches, and its values by slot. `age`: the present age of slots;
+        templates of another age are outdated."""
         latest = self._latest.get(begin)
         if latest is not None and _holds(latest, age) and (values := latest.values(raw)) is not None:
             return self._fits(begin, latest), values
@@ -246,8 +246,8 @@ class Templates:
         return template
 
     def worth_making(self, key: Key) -> bool:
-        """Whether a body that did not fit should become a template: less and less often for one that
-        never comes twice."""
+        """Whether a body that did not match should become a template: less and less often for one that never
+        recurs."""
         if len(self._misses) >= _MISSES_MAX:
             self._misses.clear()
         missed = self._misses[hash(key)] = self._misses.get(hash(key), 0) + 1
@@ -275,7 +275,7 @@ def _holds(template: Template, age: Age) -> bool:
 
 
 def first_sample_of(node: str, raw: bytes) -> Begin | None:
-    """None for a body without a sample, and for one whose first is too long to be remembered."""
+    """None for a body without a sample, or whose first one is too long to be remembered."""
     start = 0
     while (mark := raw[start : start + 1]) in (b"#", b"\n"):
         if (end := raw.find(b"\n", start)) < 0:

@@ -1,4 +1,4 @@
-"""All wire forms of samples -> reports, with what one process learned of series so far."""
+"""All wire forms of samples to reports, with what one process has learnt about series so far."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -19,16 +19,16 @@ from healer.signals.wire import HasNode
 
 
 class Translator:
-    """One per process; not thread-safe. All it remembers is bounded. Replaced when the catalogue changes.
+    """One per process; not thread-safe. Its memory is bounded. Replaced when the catalogue changes.
 
-    Every method raises `wire.BadBody` when nothing of the body can be read; other errors of the book or of
-    `has_node` pass through. `has_node` is asked for each node before anything is learned or numbered for it.
+    Every method raises `wire.BadBody` if nothing of the body can be read; other errors of the book or of
+    `has_node` pass through. `has_node` is called for each node before anything is learnt or numbered for it.
     """
 
     def __init__(
         self, catalogue: Catalogue, book: ColumnBook, cluster: str, shown: Shown = unknown_shape
     ) -> None:
-        """`shown`: how many GPUs Slurm shows of a node; others are not taken."""
+        """`shown`: the number of GPUs that Slurm shows for a node; others are not accepted."""
         self.catalogue, self._cluster = catalogue, cluster
         names, numbers = Names(catalogue), Numbers(book)
         gpus = self._gpus = GpuNames()
@@ -43,8 +43,8 @@ class Translator:
         self._nvidia_smi = NvidiaSmi(catalogue, numbers, gpus, parts, cluster)
 
     def learn_gpus(self, node: str, gpus: Iterable[Mapping[str, Any]]) -> None:
-        """What a heartbeat of the node lists: series that name a GPU by its UUID or address alone are placed
-        by it."""
+        """The GPUs listed in a heartbeat of the node: series that name a GPU only by its UUID or address are
+        placed by it."""
         self._gpus.learn_listed((self._cluster, node), gpus)
 
     def columnar(self, raw: bytes, has_node: HasNode, now: datetime) -> Measured:
@@ -60,7 +60,7 @@ class Translator:
         return self._counted(self._remote_write.take(raw, has_node, now, packed=packed))
 
     def queried(self, raw: bytes, has_node: HasNode, now: datetime, *, signal: str = "") -> Measured:
-        """An answer of a Prometheus-compatible server; with `signal` all its series are of that one."""
+        """An answer of a Prometheus-compatible server; with `signal` all its series are of that signal."""
         return self._counted(self._queried.take(raw, has_node, now, signal=signal))
 
     def charted(self, raw: bytes, has_node: HasNode) -> dict[tuple[Where, int], Line]:

@@ -1,4 +1,4 @@
-"""Numbers as exporters write them: blanks, words, and times that cannot be."""
+"""Numbers as written by exporters: blanks, words, and impossible times."""
 
 import functools
 import math
@@ -17,18 +17,18 @@ from healer.text import say
 # --- numerals -----------------------------------------------------------------------------------------------
 # Numbers that senders write as text.
 #
-# Python's own `float` and `int` also take `1_000` and the digits of every script, which are no numbers to
+# Python's own `float` and `int` also accept `1_000` and the digits of every script, which are not numbers to
 # Prometheus, to JSON or to any exporter.
 
 
 def float_of(text: str) -> float:
-    """Raises ValueError, also for what only Python calls a number."""
+    """Raises ValueError, also for anything that only Python calls a number."""
     _check(text)
     return float(text)
 
 
 def float_or_none(text: str) -> float | None:
-    """None for what is no number."""
+    """None if it is not a number."""
     try:
         return float_of(text)
     except ValueError:
@@ -36,13 +36,13 @@ def float_or_none(text: str) -> float | None:
 
 
 def int_of(text: str) -> int:
-    """The same of a whole number."""
+    """The same for an integer."""
     _check(text)
     return int(text)
 
 
 def is_plain(text: str) -> bool:
-    """Whether nothing in it makes it a number to Python alone."""
+    """Whether it is not a number to Python alone."""
     return "_" not in text and text.isascii()
 
 
@@ -53,9 +53,9 @@ def _check(text: str) -> None:
 
 # --- values -------------------------------------------------------------------------------------------------
 
-#: A sender's clock may be ahead by so much; beyond it the time of arrival counts.
+#: A sender's clock may be ahead by this much; beyond that the time of arrival counts.
 FUTURE_LIMIT = timedelta(seconds=5)
-#: The longest window of any rule: what is older can change nothing.
+#: The longest window of any rule: anything older can change nothing.
 OLD_LIMIT = timedelta(minutes=15)
 TOO_OLD = say("signals.too_old")
 
@@ -64,7 +64,7 @@ TOO_OLD = say("signals.too_old")
 _BLANK_INT32 = 0x7FFFFFF0
 _BLANK_FLOAT = 140737488355328.0
 _BLANK_INT64 = 2.0**63
-#: Where numbers and blanks take turns: below the first is a blank, up to the second a number, and so on.
+#: The borders between numbers and blanks: below the first is a blank, up to the second a number, and so on.
 _BORDERS = np.array(
     [
         np.nextafter(-_BLANK_INT64, 0),
@@ -79,7 +79,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 _RUNS_ON = re.compile(r"[_\d]")
 _YES = frozenset({"yes", "true", "enabled", "active", "on", "pending", "1"})
 _NO = frozenset({"no", "false", "disabled", "not active", "off", "none", "0"})
-#: Words of nvidia-smi that say that it does not know.
+#: Words of nvidia-smi for an unknown value.
 _NOTHING = frozenset(
     {"", "n/a", "na", "not supported", "not available", "unknown", "unknown error", "err!", "gpu is lost"}
     | {"requested functionality has been deprecated", "insufficient permissions", "not found"}
@@ -87,7 +87,7 @@ _NOTHING = frozenset(
 
 
 def float_array(numbers: Sequence[float | None]) -> NDArray[np.float64]:
-    """(n,) float64, NaN for None. Twice as fast as an array of a list, where all are numbers."""
+    """(n,) float64, NaN for None. Twice as fast as converting a list, if all are numbers."""
     try:
         block = bytearray(8 * len(numbers))
         _doubles(len(numbers)).pack_into(block, 0, *numbers)
@@ -110,7 +110,7 @@ def blanks_to_nan(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def accepted_time(at: datetime, now: datetime) -> datetime | None:
-    """The time that counts for a sample of time `at`; None when it is too old to matter."""
+    """The time that counts for a sample of time `at`; None if it is too old to matter."""
     if at > now + FUTURE_LIMIT:
         return now
     return None if at < now - OLD_LIMIT else at
@@ -125,7 +125,7 @@ def sample_time(text: str, now: datetime) -> datetime:
 
 
 def number(signal: Signal, text: str) -> float:
-    """What a word means for this signal, before its scale; NaN when it says nothing."""
+    """The value of a word for this signal, before its scale; NaN if it means unknown."""
     text = text.strip()
     if text in signal.words:
         return float(signal.words[text])
@@ -138,7 +138,7 @@ def number(signal: Signal, text: str) -> float:
     if signal.unit == "bool" and signal.kind is SignalKind.gauge:
         return 1.0 if plain in _YES else 0.0 if plain in _NO else math.nan
     plain = plain.removeprefix("p") if signal.unit == "state" else plain
-    if "*" in signal.words:  # any other word counts: one that begins like a number (a UUID) is a word
+    if "*" in signal.words:  # any other word counts: a word may begin like a number (a UUID)
         return float(plain) if _NUMBER.fullmatch(plain) else float(signal.words["*"])
     match = _NUMBER.match(plain)
     return float(match[0]) if match and not _RUNS_ON.match(plain, match.end()) else math.nan

@@ -2,7 +2,7 @@
 
 Each entry of a request becomes exactly one of these: an observation (new or a duplicate, which the store
 decides), unrecognised, or rejected with its index and the reason. One bad entry never loses the good ones.
-Only a body whose outer shape is wrong is refused whole (`BadBody`).
+Only a body with a wrong outer structure is refused as a whole (`BadBody`).
 """
 
 import functools
@@ -23,26 +23,27 @@ from healer.text import Said, say
 
 #: A kernel line is at most 1 KiB and a record of /dev/kmsg at most 8 KiB; driver lines are far below this.
 LINE_LIMIT_BYTES = 4096
-#: Entries of one request: more than may wait to be stored, so an honest sender would get 429 anyway.
+#: The most entries per request: more than may wait to be stored, so an honest sender would get 429 anyway.
 ENTRIES_MAX = 100_000
-#: Lines of one request as text; most lines of a log say nothing that counts.
+#: The most lines per request as text; most lines of a log do not count.
 LINES_MAX = 250_000
-#: A sender's clock that is further ahead of ours is not believed; more than zones can differ is no clock.
+#: A sender's clock that is further ahead of ours is not believed; beyond the difference of any two zones it
+#: is no clock.
 FUTURE_LIMIT, FUTURE_MOST = timedelta(hours=1), timedelta(hours=26)
-#: The widest offset of any time zone: a date without zone is surely past only beyond it.
+#: The widest offset of any time zone: only beyond it is a date without zone certainly past.
 _WIDEST_ZONE = timedelta(hours=14)
 #: What host names and Slurm's hostlists can hold.
 _NODE_NAME, _NODE_NAME_MAX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"), 64
 _BOOT_ID_MAX = 36
 _BOOT_ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-# Ids go into the database as they come: no spaces, no control characters.
+# Ids are stored unchanged: no spaces, no control characters.
 _ID, _ID_MAX = re.compile(r"[\x21-\x7e]{1,256}"), 256
-#: Node names, boot ids and other ids that were looked at.
+#: Limit of cached checks of node names, boot ids and other ids.
 _REMEMBERED = 16_384
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request holds. `alternatives`: digest -> other digests under which it may be stored already.
+    """The content of a request. `alternatives`: digest -> other digests under which it may already be stored.
     `rejected_more` were rejected too, and are only counted."""
 
     observations: tuple[Observation, ...] = ()
@@ -91,9 +92,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: _Short | None = None
     time: str | None = None
     gpus: tuple[Gpu, ...] = ()
-    #: Kernel lines that the sender could not deliver, in all since it was set up.
+    #: Kernel lines that the sender could not deliver, in total since it was set up.
     lost: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
-    #: From a node's own token: it asks for the verdict alone, and nothing is stored.
+    #: From a node's own token: it only asks for the verdict, and nothing is stored.
     asks: bool = False
 
 
@@ -101,8 +102,8 @@ _kernel_log = msgspec.json.Decoder(KernelLog).decode
 
 
 def kernel_log_body(raw: bytes) -> KernelLog | None:
-    """The body, decoded directly into its type. None where anything in it is wrong: then decode its JSON and
-    let `kernel_log_observations` find what is wrong, entry by entry."""
+    """The body, decoded directly into its type. None if anything in it is invalid: then decode its JSON and
+    let `kernel_log_observations` find the errors, entry by entry."""
     try:
         return _kernel_log(raw)
     except NOT_JSON:
@@ -134,7 +135,7 @@ def kernel_log_observations(
 
 
 class NodeBoot(NamedTuple):
-    """The node that printed a text, and its boot where that is known."""
+    """The node that printed a text, and its boot if known."""
 
     cluster: str
     node: str
@@ -163,7 +164,7 @@ def entries_observations(
     wrong: Iterable[tuple[int, Said]] = (),
     book: LineBook = NO_LINES,
 ) -> Accepted:
-    """Entries that another form holds: (index, `cluster`, `node` and `boot_id` around it, the entry).
+    """Entries contained in another form: (index, its `cluster`, `node` and `boot_id`, the entry).
 
     `wrong`: what that form itself rejects, by index and reason."""
     heap = _Heap(has_node, now, book)
@@ -210,7 +211,7 @@ def nodes_of_heartbeats(body: Any, *, cluster: str) -> set[tuple[str, str]]:
 
 
 def named_nodes(items: Iterable[Any], cluster: str) -> set[tuple[str, str]]:
-    """(cluster, node) that decoded objects name, "" without a node."""
+    """(cluster, node) named by decoded objects, "" without a node."""
     named = [item for item in items if isinstance(item, dict)]
     return {(str(item.get("cluster") or cluster), str(item.get("node") or "")) for item in named}
 
@@ -228,7 +229,7 @@ def _objects(body: Any) -> list[Any]:
 
 
 def _entries(body: Any, cluster: str) -> Iterator[tuple[dict[str, Any], Any]]:
-    """(what the body says around the entry, the entry)."""
+    """(fields around the entry, the entry)."""
     objects = [item for item in _objects(body) if isinstance(item, dict)]
     entries_in_all = sum(len(item["entries"]) for item in objects if isinstance(item.get("entries"), list))
     check_entries(max(len(objects), entries_in_all))
@@ -281,7 +282,7 @@ class _Heap:
         boot_id = normal_boot_id(line.boot_id or outer["boot_id"])
         check_id("boot_id", boot_id)
         check_id("job", line.job)
-        if len(line.line) > LINE_LIMIT_BYTES // 4:  # a letter has four bytes at most
+        if len(line.line) > LINE_LIMIT_BYTES // 4:  # a letter has at most four bytes
             size = len(line.line.encode("utf-8", "surrogatepass"))
             if size > LINE_LIMIT_BYTES:
                 raise BadEntry(say("signals.line_too_long", size=size, most=LINE_LIMIT_BYTES))
@@ -322,8 +323,8 @@ class _Taken(msgspec.Struct, frozen=True):
 
 
 def slurm_name(cluster: str, host: str, has_node: HasNode) -> str:
-    """The node's name in Slurm: the host's own, or the first part of a full one. Not where that names another
-    cluster (gpu0001.pod2.example): clusters number their nodes alike."""
+    """The node's name in Slurm: the host's own, or the first part of a full one. Not if that names another
+    cluster (gpu0001.pod2.example): clusters may use equal node names."""
     short, *domain = host[: 4 * _NODE_NAME_MAX].split(".")
     if not domain or not short or has_node(cluster, host) or not has_node(cluster, short):
         return host
@@ -338,7 +339,7 @@ def wrong_node(cluster: str, node: str, has_node: HasNode) -> Said | None:
     return None if has_node(cluster, node) else say("signals.unknown_node", node=node, cluster=cluster)
 
 
-# What these are asked comes again with each line of a node.
+# The same questions recur with each line of a node.
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
@@ -352,7 +353,7 @@ def check_id(name: str, word: str | int | None) -> None:
 
 
 def is_id(word: str | int | None) -> bool:
-    """Whether it can be an id; a missing one can."""
+    """Whether it is a valid id; a missing one is."""
     if word is None:
         return True
     text = str(word)
@@ -380,8 +381,8 @@ def _normal_boot_id(text: str) -> str:
 def event_time(text: str | None, now: datetime) -> datetime | None:
     """The time of an entry, in UTC, as far as it is trusted; None: it gives none. Raises BadEntry.
 
-    A clock that is hours ahead was set to local time, or never set: the messages of its node are as true as
-    any others, and count as of their arrival.
+    A clock that is hours ahead was set to local time, or never set: its node's messages are as true as any
+    others, and count from their arrival.
     """
     reported = parse_time(text, now)
     return None if reported is None else effective_time(reported, now)
@@ -434,10 +435,10 @@ def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observ
 
 
 def _stamp_time(line: ParsedLine, now: datetime) -> datetime | None:
-    """The event's time from the line's own stamp, where that can be known.
+    """The event's time from the line's own stamp, if that can be known.
 
-    A stamp with a zone is taken at its word. One without is only good for saying that the line is old: it
-    counts when it lies further back than any time zone and our limit for old lines together could explain.
+    A stamp with a zone is trusted. One without only shows that the line is old: if it is further back than
+    any time zone and our limit for old lines together could explain.
     """
     if line.stamp_at is not None:
         return line.stamp_at if line.stamp_at <= now + FUTURE_LIMIT else None

@@ -148,7 +148,7 @@ def _changed_incident(before: Row, other: Row) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-# --- actions and what was held
+# --- actions and held actions
 
 
 def _target(row: Row) -> tuple[Any, ...]:

@@ -39,7 +39,7 @@ class Loop:
         self._driver = Driver(self.ledger, rules, tools)
 
     def look(self) -> None:
-        """Takes over Slurm's current picture."""
+        """Adopts Slurm's current snapshot."""
         snapshot = self._snapshot()
         if snapshot is not None:
             self.picture.show(snapshot)

@@ -97,7 +97,7 @@ def _same_grant(slot: Slot, other: Slot) -> bool:
 
 # Wide: implements `ports.WalkTx`, `ports.GateTx` and `ports.CommandTx`.
 class MemoryTx:
-    """`healer.ports.WalkTx`, `GateTx` and `CommandTx` in one."""
+    """`healer.ports.transactions.WalkTx` and `GateTx`, and `healer.ports.commanding.CommandTx`, in one."""
 
     #: Set in a transaction of the gate only.
     facts: GateFacts
@@ -423,7 +423,8 @@ def _occupies_node(run: Run) -> bool:
 
 # Wide: implements `ports.Ledger`, and what the detector reads from PostgreSQL directly.
 class MemoryLedger:
-    """`healer.ports.Ledger`. `snapshot` is Slurm's picture for the gate; the ledger's owner updates it."""
+    """`healer.ports.transactions.Ledger`. `snapshot` is the Slurm snapshot for the gate; the ledger's owner
+    updates it."""
 
     def __init__(self, cluster: str, clock: Clock) -> None:
         self.cluster, self.clock = cluster, clock
@@ -431,7 +432,7 @@ class MemoryLedger:
         self.snapshot: SlurmSnapshot | None = None
         self.checkpoints = MemoryCheckpoints()
         self._claimed: set[str] = set()
-        #: What runs hold alone.
+        #: Names locked by runs.
         self.held = set[str]()
 
     @contextmanager
@@ -525,7 +526,8 @@ def _is_due(run: Run, now: datetime) -> bool:
 
 # Wide: implements `ports.RunClaim`.
 class MemoryClaim:
-    """`healer.ports.RunClaim`. It never times out; as in PostgreSQL, a person who ends the run revokes it."""
+    """`healer.ports.transactions.RunClaim`. It never times out; as in PostgreSQL, a person who ends the run
+    revokes it."""
 
     def __init__(self, ledger: MemoryLedger, run: Run) -> None:
         self._ledger = ledger

@@ -46,7 +46,7 @@ class PastFacts:
         #: Node -> days on which it was heard.
         self.heard: dict[str, set[date]] = {}
         self.routes: dict[str, int] = {}
-        #: What the import said of itself, if it was one.
+        #: The import's own report, if it was one.
         self.imported: dict[str, Any] = {}
         self._open: dict[str, Hold] = {}
         #: Node -> when a check of its own failed last, and what it printed.

@@ -107,7 +107,7 @@ def _by_class(incidents: Sequence[Mapping[str, Any]], rules: Ruleset) -> dict[st
     return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
-# --- what people did
+# --- people's actions
 
 
 def _answers(

@@ -184,7 +184,7 @@ def _sent(message: Message | Ticket) -> Verb | None:
 
 
 def _acted(run: Run, entry: LogEntry) -> bool:
-    """Whether the entry is a completed action. A notice to the owner of a job is none."""
+    """Whether the entry is a completed action. A notice to the owner of a job does not count."""
     acted = entry.event is StepEvent.done and not run.shadow
     is_notice = entry.data.get("verb") == Verb.notify and ":" in entry.step
     return acted and not is_notice and "verb" in entry.data

@@ -47,7 +47,7 @@ from healer.sim.slurm_world import SlurmTimes, World, sim_nodes
 from healer.sim.socket_calls import CallClient, CallFailed, CallServer, Gone
 from healer.text import quoted, said_by, say
 
-#: The user as whom healer calls it.
+#: The user that healer runs as.
 USER = "root"
 
 
@@ -523,7 +523,7 @@ class SimServer(CallServer):
 
 
 class SimReads(CallClient):
-    """`ports.SlurmReads` over a SimServer's socket for what only reads."""
+    """`ports.scheduling.SlurmReads` over a SimServer's socket, for read-only use."""
 
     name = "sim"
 

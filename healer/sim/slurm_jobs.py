@@ -146,7 +146,7 @@ def waits_for(jobs: Mapping[str, Job], job: Job) -> bool:
     return not over or (kind == "afterok" and other.state != "COMPLETED")
 
 
-# --- what Slurm refuses
+# --- refusals by Slurm
 
 _RESERVATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 _WHO = re.compile(r"[\w.\-]+", re.ASCII)

@@ -365,7 +365,7 @@ def demotion_message(cluster: str, rule: str, why: str, incident: str, request: 
 
 
 def glass_page(cluster: str, person: str, reason: str, opening: Opening) -> Message:
-    """Somebody broke the glass: everybody is paged."""
+    """Someone used break-glass access: everyone is paged."""
     name, title = f"break-glass:{opening.id}", say("telling.glass_used", person=person, cluster=cluster)
     lines = (
         say("telling.glass_reason", person=person, reason=quoted(reason)),
@@ -389,7 +389,8 @@ def glass_sealed_message(cluster: str, who: str, at: datetime) -> Message:
 
 
 def flood_message(cluster: str, addresses: Sequence[str], refused: int, at: datetime) -> Message:
-    """Addresses whose credentials are refused for long, the worst first. No page: they get nowhere."""
+    """Addresses whose credentials have been refused for long, worst first. No page, because they get
+    nowhere."""
     name, title = (
         f"credential-flood:{cluster}:{at:%Y%m%dT%H}",
         say("telling.credential_flood", n=len(addresses)),

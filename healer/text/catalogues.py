@@ -20,7 +20,7 @@ ENGLISH = "en"
 
 
 def _entries(language: str, name: str) -> "Catalog | None":
-    """One file; None: this language has no such file. Babel is imported by who says something alone."""
+    """One file; None: this language has no such file. Babel is imported only by those that produce text."""
     from babel.messages.pofile import read_po
 
     path = FOLDER / language / f"{name}.po"
@@ -52,7 +52,7 @@ def scripts_of(language: str) -> dict[str, str] | None:
 
 
 def by_english(language: str, name: str, text: str) -> str:
-    """The text in this language, by a file whose keys are English; the text itself where it has none."""
+    """The text in this language, from a file whose keys are English; the text itself if it has none."""
     found = None if language == ENGLISH else catalogue(language, name)
     return text if found is None or not text else found.gettext(text)
 
@@ -75,7 +75,7 @@ _SYSTEM = re.compile(r"(?:\[Errno -?\d+\] )?(?P<words>[^:'\[\]]+)(?:: '(?P<path>
 
 
 def of_system(language: str, text: str) -> str:
-    """What the operating system or the YAML reader says, in this language; any other text as it is."""
+    """A message of the operating system or the YAML reader, in this language; any other text unchanged."""
     found = _SYSTEM.fullmatch(text)
     for words, path in ((text, None), (found["words"], found["path"]) if found else ("", None)):
         translated = by_english(language, "system", words)

@@ -1,4 +1,4 @@
-"""What msgspec says of wrong data, as a sentence by key. The English is the library's own."""
+"""msgspec's messages about invalid data, as sentences by key. The English is the library's own."""
 
 import re
 
@@ -21,7 +21,7 @@ _FORMS = tuple(
 
 
 def decoder_error(text: str) -> Said:
-    """A form that this list lacks is quoted as it is."""
+    """A form that this list lacks is quoted unchanged."""
     what, _, path = text.rpartition(" - at `")
     if what:
         return say("decoding.at", text=decoder_error(what), path=path.removesuffix("`"))

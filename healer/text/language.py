@@ -1,4 +1,4 @@
-"""In which language somebody reads: what a browser's cookie chose, else what it accepts, else English."""
+"""The language of the reader: a browser's cookie, else what it accepts, else English."""
 
 from collections.abc import Mapping
 from contextvars import ContextVar

@@ -17,7 +17,7 @@ def in_language(text: str, language: str) -> str:
 
 
 def _text(part: Any, language: str) -> Any:
-    """Said is what was made in this process, a mapping what was read from the store."""
+    """Said was made in this process; a mapping was read from the store."""
     if isinstance(part, Said):
         key, args, english = part.key, part.args, str(part)
     elif isinstance(part, Mapping):

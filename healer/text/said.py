@@ -47,7 +47,7 @@ class Said(str):
         return self
 
 
-#: Nothing said. One object: a field with this default is left out of what is written.
+#: No text. A single object: a field with this default is left out when written.
 NO_WORDS = Said("")
 
 
@@ -76,7 +76,7 @@ def _without_arguments(key: str) -> Said:
 
 
 def worded(form: str | None, args: Mapping[str, Any]) -> str | None:
-    """The form with its arguments; None where there is none, or the two do not fit."""
+    """The form with its arguments; None if there is none, or if the two do not match."""
     if form is None:
         return None
     with suppress(KeyError, ValueError, IndexError, TypeError, AttributeError):
@@ -101,8 +101,8 @@ def quoted(text: str) -> Said:
 
 
 def said_by(error: BaseException) -> Said:
-    """What an error says: by its key where it was raised with a sentence, or where the library's sentences
-    are known, else its text."""
+    """The text of an error: by key if it was raised with a sentence, or if the library's sentences are known;
+    else its text."""
     first = error.args[0] if error.args else ""
     if isinstance(first, Said):
         return first
@@ -144,7 +144,7 @@ def capital(text: str) -> Said:
 
 
 def unstopped(text: str) -> Said:
-    """The same sentence without its full stop, to go on within another."""
+    """The same sentence without its full stop, to continue within another."""
     return Said(without_stop(text), UNSTOPPED, {"text": text})
 
 
@@ -175,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 def stored(value: object) -> object:
-    """A hook of msgspec for what is written to the store. Raises NotImplementedError for what is no Said."""
+    """A hook of msgspec for what is written to the store. Raises NotImplementedError if it is not a Said."""
     if not isinstance(value, Said):
         raise NotImplementedError(f"{type(value).__name__} cannot be stored")
     if not value.key:

@@ -1,1 +1,1 @@
-"""Topology files from what the fabric and the switches say."""
+"""Topology files, from reports of the fabric and the switches."""

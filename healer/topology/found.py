@@ -16,7 +16,7 @@ from healer.text import Said, joined, quoted, say
 
 #: The file in the folder of the rules.
 FOUND = "topology-found.yaml"
-#: Of one input. 10,000 GPUs have some 10,000 cables to nodes, and as many between switches.
+#: Limit per input. 10,000 GPUs have some 10,000 cables to nodes, and as many between switches.
 BYTES_MAX = 256 * 2**20
 CABLES_MAX = 500_000
 LINE_MAX = 16_384
@@ -43,7 +43,7 @@ class Cable(NamedTuple):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """`guids` by switch, where known; `skipped`: what was no cable of a node, in words, and how often."""
+    """`guids` by switch, if known; `skipped`: reasons why something was not a node's cable, and how often."""
 
     cables: tuple[Cable, ...] = ()
     guids: dict[str, str] = {}
@@ -97,7 +97,7 @@ def _levels(leaves: Iterable[str], neighbours: Mapping[str, set[str]]) -> dict[s
 
 
 def merged(old: Topology, new: Topology) -> Topology:
-    """Both; where they speak of the same node, switch or port, the new one counts."""
+    """Both; if they describe the same node, switch or port, the new one counts."""
     links = {name: dict(ports) for name, ports in old.links.items()}
     for name, ports in new.links.items():
         links.setdefault(name, {}).update(ports)
@@ -110,7 +110,7 @@ def merged(old: Topology, new: Topology) -> Topology:
 
 
 def by_hand_first(hand: Topology, found: Topology) -> Topology:
-    """What healer goes by: the site's own word, and what was found where it says nothing."""
+    """The effective topology: the site's own, and the found one where that is silent."""
     places = dict(hand.places)
     for node, place in found.places.items():
         place_by_hand = places.get(node, Place())

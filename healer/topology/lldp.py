@@ -17,7 +17,7 @@ _NAME_MAX = 64
 
 
 def read_lldp(text: str, host: str = "") -> Found:
-    """`host`: whose output it is, where the document does not say. Raises Unreadable."""
+    """`host`: whose output it is, if the document does not say. Raises Unreadable."""
     if len(text) > BYTES_MAX:
         raise Unreadable(say("topology.more_than_mb", bytes_max=BYTES_MAX >> 20))
     cables: dict[tuple[str, str], Cable] = {}
@@ -92,10 +92,10 @@ def _chassis(value: Any) -> str:
 
 
 def _port(value: Any) -> str:
-    """What the switch calls its port: its identifier where that is a name, else its description.
+    """The switch's own name of its port: its identifier if that is a name, else its description.
 
     An identifier of the type `local` that is a number is mostly the interface's index (Junos has 513 for
-    et-0/0/1): it counts where there is no description either.
+    et-0/0/1): it counts only if there is no description either.
     """
     for entry in _all(value):
         index = ""

@@ -15,7 +15,7 @@ from healer.text import say
 
 #: From the first page to the answer of the provider.
 BEGUN_LASTS_S = 600
-#: A proof of who somebody is serves this long for what needs a fresh one.
+#: How long a proof of identity is valid for actions that need a fresh one.
 FRESH_S = 300
 
 

@@ -22,7 +22,7 @@ _WAITING = {"authorization_pending": StillWaiting(slow_down=False), "slow_down":
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The provider's, as far as it is used."""
+    """The fields used of the provider's answer."""
 
     device_code: str
     user_code: str
@@ -33,7 +33,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class DeviceFlow:
-    """`healer.ports.sign_in.DeviceSignIn`. `key` signs what the command keeps."""
+    """`healer.ports.sign_in.DeviceSignIn`. `key` signs the value that the command keeps."""
 
     def __init__(self, client: ProviderClient, key: bytes) -> None:
         self._client = client

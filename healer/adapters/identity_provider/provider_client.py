@@ -77,7 +77,7 @@ class ProviderClient:
 
 
 def error_of(answer: httpx.Response) -> str:
-    """What the provider calls its refusal; else the status."""
+    """The provider's own name of the error; else the status."""
     try:
         found = answer.json().get("error")
     except (ValueError, AttributeError):

@@ -16,7 +16,8 @@ from healer.text import NO_WORDS, Said, quoted, said_by, say
 
 T = TypeVar("T")
 
-#: Addresses and keys are asked for again after this; for an unknown key at once, but no more often than that.
+#: Addresses and keys are fetched again after this; for an unknown key immediately, but no more often than
+#: this.
 KEPT_S, UNKNOWN_KEY_S = 3600.0, 10.0
 TIMEOUT_S = 5.0
 _PATH = "/.well-known/openid-configuration"
@@ -24,7 +25,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Published(msgspec.Struct, frozen=True):
-    """The provider's document, as far as it is used; further fields are ignored."""
+    """The fields used of the provider's document; further ones are ignored."""
 
     issuer: str
     authorization_endpoint: str
@@ -137,6 +138,6 @@ class ProviderDocument:
 
 
 def is_safe(address: str) -> bool:
-    """https, or on this machine: what goes over the network in clear proves nothing."""
+    """https, or on this machine: plain text over the network proves nothing."""
     parts = urlsplit(address)
     return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)

@@ -16,7 +16,7 @@ from healer.text import said_by, say
 
 #: Signatures by the provider's private key; one by the shared secret would need the secret to check it.
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA", "Ed25519"]
-#: How far the provider's clock may be apart from this one.
+#: How far the provider's clock may differ from this one.
 SKEW_S = 60
 #: Oldest logout token that is believed.
 _LOGOUT_S = 600
@@ -103,7 +103,7 @@ def names_of(claims: Mapping[str, Any], issuer: str) -> tuple[str, ...]:
 
 
 def groups_of(claims: Mapping[str, Any], claim: str) -> tuple[str, ...] | None:
-    """None where the claim is missing. `a.b` is b within a, unless a claim has that very name."""
+    """None if the claim is missing. `a.b` is b within a, unless a claim has that very name."""
     found: Any = claims.get(claim)
     if found is None:
         found = claims
@@ -116,8 +116,9 @@ def groups_of(claims: Mapping[str, Any], claim: str) -> tuple[str, ...] | None:
 
 
 def proven_at(claims: Mapping[str, Any], now: datetime, *, again: bool) -> datetime:
-    """When the person showed the provider who they are. Without `auth_time` a provider that was asked to ask
-    again has done so; else it is long ago. Raises SignInRefused where it did not ask again."""
+    """When the person proved their identity to the provider. Without `auth_time`, a provider that was asked
+    to authenticate again has done so now; otherwise it is long ago. Raises SignInRefused if it did not
+    authenticate again."""
     moment = claims.get("auth_time")
     if not isinstance(moment, int | float) or isinstance(moment, bool):
         return now if again else now - timedelta(days=1)

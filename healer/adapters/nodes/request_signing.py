@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from healer.ports.node_exec import NodeError
 from healer.text import say
 
-#: The first words of what is signed: a signature is good for nothing else.
+#: Prefix of the signed text: a signature is valid for no other purpose.
 FORM = "healer-node 1"
 
 

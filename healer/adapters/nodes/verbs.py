@@ -145,7 +145,7 @@ class NodeVerbs:
 
 
 def said_by_node(answer: Mapping[str, Any]) -> Said:
-    """The node's sentence: by key where this version has it with those arguments, else its own text."""
+    """The node's sentence: by key if this version has it with those arguments, else its own text."""
     match answer.get("said"):
         case {"key": str(key), "args": {**args}} if _SENTENCE.fullmatch(key):
             given = {

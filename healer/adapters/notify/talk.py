@@ -99,12 +99,12 @@ def label_of(line: str) -> tuple[str, str]:
 
 
 def cut(text: str, most: int) -> str:
-    """At most so many characters, with `…` if something is cut."""
+    """At most this many characters, with `…` if something is cut."""
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
 def cut_bytes(text: str, most: int) -> str:
-    """At most so many bytes of UTF-8, without partial characters, with `…` if something is cut."""
+    """At most this many bytes of UTF-8, without partial characters, with `…` if something is cut."""
     raw = text.encode()
     if len(raw) <= most:
         return text

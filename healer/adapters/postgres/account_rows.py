@@ -68,16 +68,17 @@ def _end_sessions(conn: sa.Connection, name: str, now: datetime, *, keep: str = 
 
 
 def know_locally(conn: sa.Connection, name: str, now: datetime) -> str | None:
-    """Makes the name a person's of this site unless it is a person's; the issuer who vouches for it."""
+    """Makes the name a person's of this site unless it already is a person's; returns the issuer that vouches
+    for it."""
     row = {"name": name, "issuer": LOCAL, "subject": name, "groups": "[]", "created_at": now, "seen_at": now}
     conn.execute(insert(people).values(row).on_conflict_do_nothing())
     left = people.c.name == name, people.c.issuer == LOCAL, people.c.seen_at == UNPROVEN
-    conn.execute(sa.update(people).where(*left).values(seen_at=now))  # who had left is back
+    conn.execute(sa.update(people).where(*left).values(seen_at=now))  # a person who had left is back
     return issuer_of(conn, name)
 
 
 def issuer_of(conn: sa.Connection, name: str) -> str | None:
-    """Who vouches for the person of this name; None: there is no such person."""
+    """The issuer that vouches for the person of this name; None: there is no such person."""
     return conn.scalar(sa.select(people.c.issuer).where(people.c.name == name))
 
 
@@ -88,15 +89,15 @@ def end_account(conn: sa.Connection, name: str, now: datetime) -> bool:
 
 
 def hold_account(conn: sa.Connection, account: str) -> None:
-    """Keeps the account from ending until this transaction has opened its session. Raises Conflict where it
-    has ended."""
+    """Keeps the account from ending until this transaction has opened its session. Raises Conflict if it has
+    ended."""
     in_force = sa.select(accounts.c.id).where(accounts.c.id == account, accounts.c.ended_at.is_(None))
     if conn.execute(in_force.with_for_update(read=True)).first() is None:
         raise Conflict(say("api.sign_in_wrong"))
 
 
 def has_account(name: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Whether the person of this name can prove again who they are."""
+    """Whether the person of this name can prove their identity again."""
     return sa.exists().where(accounts.c.name == name, accounts.c.ended_at.is_(None))
 
 

@@ -221,12 +221,12 @@ def storable(value: Any) -> Any:
 
 
 def storable_doc(value: msgspec.Struct | Said) -> Any:
-    """The same for what is read back: its sentences keep their keys."""
+    """The same for structs that are read back: their sentences keep their keys."""
     return _clean(to_stored(value, str_keys=True))
 
 
 def stored_sentence(value: Any) -> Said | None:
-    """What a column of sentences holds; None where it is null."""
+    """The sentence in a column; None if it is null."""
     return None if value is None else from_stored(value, Said)
 
 
@@ -260,8 +260,8 @@ _BAD_VALUES = ("22", "23", "54")
 
 
 def storage_error(error: Exception) -> Unavailable | Unstorable:
-    """The error for the sender of what was not stored: Unstorable if a retry cannot help, because the values
-    are refused; otherwise Unavailable, also for a missing table or permission."""
+    """The error for the sender of data that was not stored: Unstorable if a retry cannot help, because the
+    database refuses the values; otherwise Unavailable, also for a missing table or permission."""
     cause = getattr(error, "orig", None) or error
     state = getattr(cause, "sqlstate", None)
     if isinstance(cause, psycopg.errors.DiskFull):

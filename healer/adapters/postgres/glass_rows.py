@@ -36,7 +36,7 @@ class PostgresBreakGlass:
             conn.execute(sa.update(break_glass).where(*whole).values(ended_at=now, ended_by=by))
             row = {"id": token_hex(4), "digest": stored(self._key, secret), "sealed_at": now}
             conn.execute(sa.insert(break_glass).values(**row, sealed_by=by))
-            self._note(conn, now, by, "break_glass.sealed", message)
+            self._record(conn, now, by, "break_glass.sealed", message)
 
     def use(self, secret: str, opening: Opening, message: Message) -> bool:
         with writing(self._engine) as conn:
@@ -52,7 +52,7 @@ class PostgresBreakGlass:
             used = {"used_at": opening.at, "reason": opening.reason, "token": opening.id}
             conn.execute(sa.update(break_glass).where(_SEAL.id == seal).values(used))
             data = {"reason": opening.reason, "token": opening.id, "until": opening.until.isoformat()}
-            self._note(conn, opening.at, opening.name, "break_glass.used", message, data)
+            self._record(conn, opening.at, opening.name, "break_glass.used", message, data)
             return True
 
     def _make_token(self, conn: sa.Connection, opening: Opening) -> None:
@@ -79,7 +79,7 @@ class PostgresBreakGlass:
             ended = {"ended_at": now, "ended_by": by}
             conn.execute(sa.update(break_glass).where(_SEAL.id == row.id).values(ended))
             state = glass_state(conn)
-            self._note(conn, now, by, "break_glass.ended", message(state), {"reason": reason})
+            self._record(conn, now, by, "break_glass.ended", message(state), {"reason": reason})
             return state
 
     def state(self) -> GlassState:
@@ -89,7 +89,7 @@ class PostgresBreakGlass:
     def wait_for_seal(self, secret: str) -> bool:
         return self._book.wait_for_seal(secret)
 
-    def _note(
+    def _record(
         self, conn: sa.Connection, at: datetime, by: str, verb: str, message: Message,
         data: dict[str, str] | None = None,
     ) -> None:  # fmt: skip

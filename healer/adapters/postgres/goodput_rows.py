@@ -1,4 +1,4 @@
-"""Rows of the goodput ledger: what the scheduler keeps of jobs, and the hours that are counted from it."""
+"""Rows of the goodput ledger: the stored data of jobs, and the hours that are computed from it."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,8 @@ from healer.ports.goodput_book import GoodputBy, PastJob
 
 #: Jobs that are counted in one pass, each minute: enough for 10,000 GPUs with a job on each.
 _PASS = 1000
-#: A running job is counted so often. One that ended is counted twice: its incidents are settled only later.
+#: How often a running job is counted. An ended one is counted twice, because its incidents are settled only
+#: later.
 RECOUNT, SETTLED = timedelta(minutes=10), timedelta(minutes=30)
 #: A person reviews an incident, or it ends, long after the job: that is found if it is no older than this.
 _NEWS = timedelta(days=7)
@@ -115,7 +116,7 @@ class PostgresGoodput(ClusterStore):
 
     def past(self, job: str) -> PastJob:
         """All that is kept of the job; not of an earlier one of its number."""
-        query = sa.select(job_lives.c.doc).where(_of(job_lives, self.cluster, job))
+        query = sa.select(job_lives.c.doc).where(_of_job(job_lives, self.cluster, job))
         hit = incidents.c.cluster == self.cluster, incidents.c.doc["jobs_hit"].contains([job])
         with reading(self._engine) as conn:
             lives = _of_newest(read_docs(conn, query.order_by(job_lives.c.restart), LifeSeen))
@@ -146,7 +147,7 @@ class PostgresGoodput(ClusterStore):
             life.restart: {"user_name": life.user, "account": life.account, "partition": life.partition}
             for life in lives
         }
-        its, counted = _of(job_lives, self.cluster, job), _of(goodput, self.cluster, job)
+        its, counted = _of_job(job_lives, self.cluster, job), _of_job(goodput, self.cluster, job)
         with self._engine.begin() as conn:
             conn.execute(sa.select(job_lives.c.job).where(its).with_for_update())
             before = sa.select(sa.exists().where(counted, goodput.c.hour < now - PROVEN))
@@ -171,7 +172,7 @@ class PostgresGoodput(ClusterStore):
 
 
 def _news(cluster: str, now: datetime) -> sa.Subquery:
-    """The jobs that incidents hit which changed lately, and when the last of these did."""
+    """The jobs hit by incidents that changed recently, and when the last of these changed."""
     jobs = sa.func.jsonb_array_elements_text(incidents.c.doc["jobs_hit"]).table_valued(
         "value", name="hit_job"
     )
@@ -210,7 +211,7 @@ def _hour(at: datetime) -> datetime:
     return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
-def _of(table: sa.Table, cluster: str, job: str) -> sa.ColumnElement[bool]:
+def _of_job(table: sa.Table, cluster: str, job: str) -> sa.ColumnElement[bool]:
     return sa.and_(table.c.cluster == cluster, table.c.job == job)
 
 
@@ -221,7 +222,7 @@ def _stretch(row: Any) -> Stretch:
 def _stretches(cluster: str, job: str) -> sa.Select:
     row = job_stretches.c
     query = sa.select(row.restart, row.began_at, row.ended_at, row.first, row.last)
-    return query.where(_of(job_stretches, cluster, job))
+    return query.where(_of_job(job_stretches, cluster, job))
 
 
 # --- sums
@@ -274,14 +275,16 @@ def _sum(row: Any) -> GoodputSum:
 
 def job_user(conn: sa.Connection, cluster: str, job: str) -> str:
     """The user of the job's last life that was counted; empty: none was."""
-    last = sa.select(goodput.c.user_name).where(_of(goodput, cluster, job)).order_by(goodput.c.hour.desc())
+    last = (
+        sa.select(goodput.c.user_name).where(_of_job(goodput, cluster, job)).order_by(goodput.c.hour.desc())
+    )
     return conn.execute(last.limit(1)).scalar() or ""
 
 
 def job_since(conn: sa.Connection, cluster: str, job: str, shown: SlurmJob | None) -> datetime:
     """When the job that has this number now was queued first: what is older is of an earlier one. `shown`: as
     Slurm shows it."""
-    query = sa.select(job_lives.c.doc).where(_of(job_lives, cluster, job)).order_by(job_lives.c.restart)
+    query = sa.select(job_lives.c.doc).where(_of_job(job_lives, cluster, job)).order_by(job_lives.c.restart)
     lives = _of_newest(read_docs(conn, query, LifeSeen))
     queued = [lives[0].queued_at] if lives and not lives[0].restart else []
     if shown is not None and shown.submit_at is not None and not shown.restarts:
@@ -290,11 +293,11 @@ def job_since(conn: sa.Connection, cluster: str, job: str, shown: SlurmJob | Non
 
 
 def job_goodput(conn: sa.Connection, cluster: str, job: str, since: datetime = _NEVER) -> list[GoodputSum]:
-    """Of one job, over all its lives since then; `name` is the cause."""
+    """The goodput of one job, over all its lives since then; `name` is the cause."""
     row = goodput.c
     hours = (sa.func.sum(row.gpu_s) / 3600.0).label("gpu_hours")
     query = sa.select(row.partition, row.spent, row.cause.label("name"), hours)
-    its = query.where(_of(goodput, cluster, job), row.hour >= _hour(since)).group_by(
+    its = query.where(_of_job(goodput, cluster, job), row.hour >= _hour(since)).group_by(
         row.partition, row.spent, row.cause
     )
     return [_sum(found) for found in conn.execute(its)]

@@ -37,7 +37,7 @@ from healer.text import from_stored, stored
 
 
 def inbox_channel(cluster: str) -> str:
-    """Of the NOTIFY that wakes this cluster's detector, and no other; it also polls."""
+    """The channel of the NOTIFY that wakes this cluster's detector, and no other; it also polls."""
     return f"healer_inbox:{cluster}"
 
 
@@ -114,7 +114,7 @@ class PostgresSignals:
             taken.add(arrival.observation.digest)
         stored = insert_observations(connection, fresh)
         if not stored:
-            confirm(connection)  # a duplicate of what no standby has yet is not safe
+            confirm(connection)  # a duplicate of a row that no standby has yet is not safe
         result: list[bool] = []
         for arrival in arrivals:
             digest = arrival.observation.digest
@@ -124,9 +124,9 @@ class PostgresSignals:
 
 
 def insert_observations(connection: psycopg.Connection, observations: Sequence[Observation]) -> set[str]:
-    """Inserts what is new and wakes the detector. Returns the digests (hex) of new rows.
+    """Inserts new signals and wakes the detector. Returns the digests (hex) of new rows.
 
-    On an autocommit connection the INSERT is durable when it returns. The NOTIFY is a transaction of its own:
+    On an autocommit connection the INSERT is durable when it returns. The NOTIFY has its own transaction:
     inside the INSERT's it would hold the notification lock during the fsync.
     """
     if not observations:

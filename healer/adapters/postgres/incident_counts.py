@@ -12,7 +12,7 @@ from healer.model import HARDWARE, HitBasis, Review
 from healer.ports.answers import Buckets
 
 _TIME = sa.DateTime(timezone=True)
-#: Of an incident: the time of its first evidence and of its confirmed drain.
+#: By incident: the time of its first evidence and of its confirmed drain.
 SEEN_AT = sa.cast(incidents.c.seen_at, _TIME)
 DRAINED_AT = sa.cast(incidents.c.drained_at, _TIME)
 _PROBATION = sa.cast(incidents.c.probation_until, _TIME)
@@ -21,7 +21,8 @@ HIT_LIST = sa.func.coalesce(incidents.c.hit, sa.text("'[]'::jsonb"))
 
 
 def seconds(span: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
-    """Of an interval, in floating point: EXTRACT computes in numeric and takes three times as long."""
+    """The length of an interval in floating point: EXTRACT computes in numeric and takes three times as
+    long."""
     return sa.func.date_part("epoch", span, type_=sa.Float)
 
 

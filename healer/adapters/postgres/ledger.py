@@ -104,7 +104,7 @@ _ADD_FINDINGS, _ADD_VERDICTS = sa.text(_ADD.format("findings")), sa.text(_ADD.fo
 
 
 class PostgresLedger:
-    """`healer.ports.Ledger` of one cluster.
+    """`healer.ports.transactions.Ledger` of one cluster.
 
     The detector passes the connection that holds its lock, so that only the leader can commit.
     """
@@ -199,10 +199,11 @@ class PostgresLedger:
 
 # Wide: implements `ports.WalkTx`, `GateTx` and `CommandTx` over one connection.
 class PostgresTx:
-    """`healer.ports.WalkTx` and `CommandTx` on an open transaction.
+    """`healer.ports.transactions.WalkTx` and `healer.ports.commanding.CommandTx` on an open transaction.
 
     Rows that are only written wait, and are sent together before anything else is done on the connection, so
-    that each statement sees what came before it. Who opens the transaction calls `send` before its commit.
+    that each statement sees what came before it. The opener of the transaction calls `send` before its
+    commit.
     """
 
     def __init__(self, conn: sa.Connection, parts: LedgerParts) -> None:

@@ -105,7 +105,7 @@ class Beat:
 
 #: Before the name of a witness of the audit, in its heartbeats; they stop when it does not answer.
 WITNESS_PART = "witness "
-#: The time of a part that is not expected any more.
+#: The heartbeat of a process that is no longer expected.
 RETIRED = datetime(1970, 1, 1, tzinfo=UTC)
 
 

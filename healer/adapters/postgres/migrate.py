@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 #: Advisory lock that serialises upgrades ("healer m" as a number).
 _LOCK = 0x6865616C6572206D
-#: A migration that waits longer for a table is taken back and tried again: those who come after it wait, too.
+#: A migration that waits longer for a table is rolled back and tried again, because later requests wait
+#: behind it.
 LOCK_WAIT_MS = 500
-#: In between those who waited go on. After all tries somebody must look who holds the table.
+#: In between, the waiting requests continue. After all tries a person must check who holds the table.
 _PAUSE_S, _TRIES = 1.0, 300
 #: Begins the revision of a database that `healer restore` has loaded and not finished.
 RESTORING = "restoring-"
@@ -141,7 +142,7 @@ def _finished(connection: sa.Connection) -> tuple[str | None, str, list[str]]:
 def _alone(engine: sa.Engine) -> Iterator[None]:
     """The session's own lock: a transaction that idles so long would be ended by the server."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.detach()  # the lock never comes back to the pool
+        connection.detach()  # the lock never returns to the pool
         connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
         try:
             yield
@@ -193,8 +194,8 @@ def is_newer(connection: sa.Connection, revision: str) -> bool:
 
 
 def note_oldest(connection: sa.Connection, reached: str) -> None:
-    """Notes the oldest revision whose healer works with the tables of `reached`, where an older healer finds
-    it."""
+    """Records the oldest revision whose healer works with the tables of `reached`, where an older healer
+    finds it."""
     every = [migration for migration in migrations() if migration.revision <= reached]
     oldest = every[-1].revision
     for migration, before in zip(every[:0:-1], every[-2::-1], strict=True):

@@ -377,8 +377,8 @@ class PostgresMessageBook(PostgresStore):
 
 
 def _check_still_true(conn: sa.Connection, message: str) -> None:
-    """Raises Conflict for news of an incident that is over by now, and for its end where it is open again: a
-    pager would open what nothing closes, or close what is open."""
+    """Raises Conflict for news of an incident that is over by now, and for its end if it is open again: a
+    pager would open an alert that nothing closes, or close one that is open."""
     stage = sa.func.coalesce(messages.c.doc["about"]["stage"].astext, str(Stage.opened))
     query = sa.select(incidents.c.id, incidents.c.state, stage).join(
         messages, messages.c.incident == incidents.c.id

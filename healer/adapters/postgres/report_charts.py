@@ -41,7 +41,7 @@ def chart_figures(conn: sa.Connection, cluster: str, buckets: Buckets, reviewed:
             conn, bucket_of(_OPENED, buckets), sa.case((is_false, "false"), else_="other"), drained
         ),
         returns=_returns(conn, cluster, buckets),
-        out=_out(conn, cluster, buckets),
+        out=_nodes_out(conn, cluster, buckets),
         goodput=goodput_buckets(conn, cluster, buckets),
         reviews=_reviews(conn, cluster, reviewed),
     )
@@ -93,7 +93,7 @@ GROUP BY 1, 2 ORDER BY 1, 2
 """)
 
 
-def _out(conn: sa.Connection, cluster: str, buckets: Buckets) -> tuple[BucketFigure, ...]:
+def _nodes_out(conn: sa.Connection, cluster: str, buckets: Buckets) -> tuple[BucketFigure, ...]:
     # As floats: psycopg sends small integers as smallint, and 25 hours of 3600 s are beyond it.
     step_s = float(buckets.step_s)
     parts = {"start": buckets.start, "end": buckets.end, "step_s": step_s, "span_s": step_s * buckets.count}

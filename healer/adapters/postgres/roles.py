@@ -1,6 +1,6 @@
-"""Who may do what in the database: one role for each part, and what each may do with each table.
+"""Permissions in the database: one role per part, and the rights of each on each table.
 
-The owner makes the tables, in `healer db upgrade`; no part connects as the owner. The matrix below is the
+The owner creates the tables, in `healer db upgrade`; no part connects as the owner. The matrix below is the
 only list of rights: every upgrade grants what it says and revokes the rest
 (docs/decisions/0066-privileges-and-people.md#privileges-users-and-walls).
 """
@@ -34,7 +34,7 @@ _AUDITOR_READS = ("audit_records", "audit_unsealed", "audit_chain", "audit_check
 
 _LETTERS = {"s": "SELECT", "i": "INSERT", "u": "UPDATE", "d": "DELETE", "t": "TRUNCATE"}
 
-#: Table -> part -> what it writes: i INSERT, u UPDATE, d DELETE, t TRUNCATE. What is not here is only read.
+#: Table -> part -> its write rights: i INSERT, u UPDATE, d DELETE, t TRUNCATE. Anything else is only read.
 _WRITES: dict[str, dict[str, str]] = {
     # --- what arrives
     "inbox": {"api": "i", "detector": "iu", "worker": "i", "scraper": "i", "scheduler": "d"},
@@ -69,7 +69,7 @@ _WRITES: dict[str, dict[str, str]] = {
     "decisions": dict.fromkeys(("api", "detector", "worker"), "i"),
     "runs": {"api": "iu", "detector": "iu", "worker": "u"},
     "run_log": dict.fromkeys(("api", "worker"), "i"),
-    # The gate's grants: what bounds how many nodes are out is written by the worker alone.
+    # The gate's grants: only the worker writes the rows that limit how many nodes are out.
     "slots": {"worker": "iu"},
     "requeues": {"worker": "iud"},
     "remedies": {"worker": "i"},

@@ -253,7 +253,7 @@ def _as_edited(rule: str, digest: str) -> sa.ColumnElement[bool]:
 
 
 def outcome(now: tuple[str, Review] | None = None) -> sa.ColumnElement[bool]:
-    """Of a row of `incidents`: true for a true fault, false for a false alarm, null if not judged."""
+    """For a row of `incidents`: true for a true fault, false for a false alarm, null if not judged."""
     review = incidents.c.doc["review"].astext
     if now is not None:
         review = sa.case((incidents.c.id == now[0], now[1].value), else_=review)

@@ -133,8 +133,8 @@ def unpacked(cluster: str, rows: Iterable[Row]) -> tuple[list[Report], list[Step
 
 
 def _dated(row: Row, since: datetime) -> Row:
-    """This row, which came after `since`. If it says otherwise, the clock of the host where it arrived is
-    behind: that host takes times of the sender for times of the future, and replaces them by its own. Step
+    """This row, which came after `since`. If its time says otherwise, the clock of the host where it arrived
+    is behind: that host takes the sender's times for times of the future, and replaces them by its own. Step
     times may have waited in a spool."""
     kind, subject, at, arrived_at, body, relayed_by = row
     if kind != METRICS or arrived_at >= since:

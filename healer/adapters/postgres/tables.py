@@ -94,7 +94,7 @@ samples = _table(
     *_moments("at", "arrived_at"),
     *_columns(sa.SmallInteger, "slot"),
     *_bytes("body"),
-    # Of metrics: the relay that sent them; empty: the node's own word; null: stored by an earlier version.
+    # For metrics: the relay that sent them; empty: the node itself; null: stored by an earlier version.
     sa.Column("relayed_by", sa.Text),
     _index("samples_tx", "tx"),
     _index("samples_subject", "cluster", "subject", "arrived_at"),
@@ -518,9 +518,9 @@ tokens = _table(
     *_moments("used_at?"),
     # A factor on the usual quota of signals.
     sa.Column("quota", sa.Float, nullable=False, server_default="1"),
-    # `kernel`: its kernel lines are the nodes' own word.
+    # `kernel`: its kernel lines are the nodes' own reports.
     sa.Column("vouches", sa.Text, nullable=False, server_default=""),
-    # Of a service account: the person who owns it, and the groups of routes that it may use.
+    # For a service account: the person who owns it, and the groups of routes that it may use.
     sa.Column("owner", sa.Text, nullable=False, server_default=""),
     sa.Column("routes", sa.Text, nullable=False, server_default=""),
     *_moments("last_used_at?"),
@@ -530,7 +530,7 @@ tokens = _table(
         " AND (role IN ('viewer', 'signals') OR expires_at <= created_at + interval '90 days'))",
         name="tokens_account",
     ),
-    # Of a sign-in by the identity provider: its groups, as a JSON list.
+    # For a sign-in through the identity provider: its groups, as a JSON list.
     *_texts("groups?"),
 )
 

@@ -76,7 +76,8 @@ class PostgresTokenBook(PostgresTokens):
             # the same transaction: no sign-in comes between.
             rows = self._revoke(conn, of_person, by, now, reason)
             had_account = end_account(conn, person, now)
-            # The provider's last word on a person who left counts no longer: see `healer login --munge`.
+            # The provider's last information about a person who left no longer counts: see `healer login
+            # --munge`.
             conn.execute(sa.update(people).where(people.c.name == person).values(seen_at=UNPROVEN))
             held = sa.select(tokens.c.id).where(of_person)
             opened = sessions.c.token.in_(held), sessions.c.ended_at.is_(None)

@@ -51,9 +51,9 @@ _MAKING = ("token.created", "token.enrolled")
 
 
 def _of_making() -> sa.ScalarSelect[bool]:
-    """Whether the record of the token's making is sealed. NULL: no record says of it what its row says.
+    """Whether the record of the token's creation is sealed. NULL: no record agrees with its row.
 
-    It is the first with the token's subject; later ones are its refusals, of which there may be millions.
+    It is the first one with the token's subject; later ones are its refusals, of which there may be millions.
     """
     record = audit_records.c
     subject = sa.func.concat("token/", tokens.c.id)
@@ -79,10 +79,10 @@ def _sealed(identity: str) -> sa.Select:
 
 
 _CALLER = tuple(tokens.c[name] for name in (*_FIELDS, "role", "routes", "groups"))
-#: With the person whose name it is.
+#: Joined with the person of that name.
 _PERSON = (people.c.issuer, people.c.subject)
 _NAMED = tokens.outerjoin(people, people.c.name == tokens.c.name)
-#: Callers that are known to be sealed, so that the look-up of each second asks no more than it did.
+#: Limit of callers known to be sealed, for which the look-up of each second needs no further query.
 _KNOWN = 20_000
 
 #: The lifetime of a node's enrolled token, which the follower renews long before, and of replaced ones.
@@ -97,9 +97,9 @@ JOB_ENROLMENTS_PER_NODE = 4
 JOB_ENROLLED_FOR = timedelta(days=1)
 #: A worker that runs seals within a second; and how often one looks.
 SEALED_WITHIN_S, _LOOK_S = 3.0, 0.02
-#: A session's last use is written at most so often.
+#: A session's last use is written at most this often.
 SEEN_EVERY = timedelta(minutes=1)
-#: Expired job tokens are deleted when one is made: at most so many, expired that long ago.
+#: Expired job tokens are deleted when one is created: at most this many, which expired this long ago.
 _OLD_JOBS, _ENDED_FOR = 1_000, timedelta(days=1)
 
 
@@ -108,7 +108,8 @@ class OtherTokenKey(Exception):
 
 
 def keyed(key: bytes, digest: bytes) -> bytes:
-    """What the database holds of a secret: who may write rows makes none that a secret fits."""
+    """The form of a secret's digest in the database: someone who can write rows still cannot create one that
+    matches a secret."""
     return hmac.digest(key, digest, "sha256")
 
 
@@ -145,7 +146,8 @@ class PostgresTokens:
         """`cluster` gets the audit records of tokens that are bound to no cluster. `provided`: an identity
         provider says who is a person."""
         self._engine, self._cluster, self._key, self._provided = engine, cluster, key, provided
-        #: By id, as their rows were then: a record never changes, and a row that differs is asked again.
+        #: By id, with their rows as they were then: a record never changes, and a row that differs is checked
+        #: again.
         self._known: dict[str, Caller] = {}
 
     def by_token(self, digest: bytes, now: datetime) -> Caller | None:
@@ -198,8 +200,8 @@ class PostgresTokens:
             conn.execute(sa.update(sessions).where(*is_open).values(ended_at=now))
 
     def create(self, new: NewToken, *, by: str, now: datetime) -> str:
-        """Makes a token and returns it. Its secret is not stored. Raises Conflict where the identity provider
-        knows no person of its name, who could act by it."""
+        """Creates a token and returns it. Its secret is not stored. Raises Conflict if the identity provider
+        knows no person of its name who could act through it."""
         with writing(self._engine) as conn:
             return self.create_in(conn, new, by, now)
 
@@ -302,7 +304,7 @@ class PostgresTokens:
             return None if row is None else self._sealed_one(conn, _caller(row))
 
     def _sealed_one(self, conn: sa.Connection, caller: Caller) -> Caller | None:
-        """The caller as the audit's record of its making says; None where that says otherwise."""
+        """The caller according to the audit's record of its creation; None if that differs."""
         if self._known.get(caller.id) == caller:
             return caller
         is_sealed = conn.scalar(_sealed(caller.id))

@@ -17,7 +17,7 @@ from healer.text import Said, said_by, say
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/bin"
 _VERSION = re.compile(r"slurm\S*\s+(\d+)\.(\d+)(\S*)")
 _SHAPE = re.compile(r"v0\.0\.\d+")
-#: What may be the first word, options apart, of these programs where they only read.
+#: Allowed first words (after options) of these programs for read-only use.
 _READ_WORDS: dict[str, tuple[list[str], ...]] = {
     "scontrol": (["show"], ["ping"]),
     "sacctmgr": (["show"],),
@@ -114,7 +114,7 @@ class ReadCommands:
 
 
 class Commands(ReadCommands):
-    """Runs any of Slurm's commands: for the worker alone."""
+    """Runs any of Slurm's commands: only for the worker."""
 
     def _check(self, program: str, arguments: Sequence[str]) -> None:
         pass

@@ -446,7 +446,7 @@ def _exit_code(code: int | ExitCode | None) -> str | None:
 
 
 def _gpus(job: JobRecord, on: tuple[str, ...], running: bool) -> dict[str, tuple[int, ...]]:
-    """GPU indices by node: () where the job has none, no entry where Slurm does not report them."""
+    """GPU indices by node: () if the job has none, no entry if Slurm does not report them."""
     details = job.gres_detail or []
     if not details and running:
         # Slurm lists nothing for a running job without GRES, and for any job that is ending.

@@ -192,7 +192,7 @@ def _exit_code(text: str) -> parse_json.ExitCode | None:
 def _reported_gpus(
     found: dict[str, str], gpus: dict[str, tuple[int, ...] | None], *, running: bool
 ) -> dict[str, tuple[int, ...]]:
-    """GPU indices by node: () where the job has none, no entry where Slurm does not report them."""
+    """GPU indices by node: () if the job has none, no entry if Slurm does not report them."""
     asks = (text for key, text in found.items() if key == "JOB_GRES" or key.startswith("Tres"))
     # An empty GRES on every node means no GPUs only for a running job that asked for none.
     none = running and (any(gpus.values()) or not words.names_gpus(*asks))
@@ -284,7 +284,7 @@ def servers(text: str) -> list[parse_json.Server]:
 
 
 def queues(text: str) -> parse_json.Queues:
-    """From `sdiag`; None for what it does not print."""
+    """From `sdiag`; None for values that it does not print."""
     found = {name: pattern.search(text) for name, pattern in _QUEUES.items()}
     return parse_json.Queues(**{name: int(match[1]) for name, match in found.items() if match})
 

@@ -11,7 +11,7 @@ from healer.adapters.slurm.preferred_reads import PreferredReads
 from healer.model import SlurmCall
 from healer.ports.scheduling import Scheduler
 
-#: The bound of a write over all adapters, less than a lease leaves for one call.
+#: The limit of a write over all adapters, less than a lease leaves for one call.
 WRITE_S = 7.0
 
 P = ParamSpec("P")

@@ -158,7 +158,7 @@ def user_of(token: str) -> str:
 
 
 def read_token(text: str) -> ReadToken:
-    """What a token says of itself. Raises SchedulerUnavailable for what is none."""
+    """The claims in a token. Raises SchedulerUnavailable if it is not a token."""
     return _read(text.encode(), "it")
 
 

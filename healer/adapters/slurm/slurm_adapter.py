@@ -1,4 +1,4 @@
-"""The common part of the three Slurm adapters where they change it: checks, lookup of jobs."""
+"""The common part of the three Slurm adapters that change it: checks, and lookup of jobs."""
 
 import abc
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The common part of the three Slurm adapters where they read."""
+"""The common part of the three Slurm adapters that read it."""
 
 import abc
 from collections.abc import Mapping

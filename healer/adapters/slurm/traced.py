@@ -1,4 +1,4 @@
-"""Slurm whose calls are noted with their times, for traces: HEALER_TRACES_URL."""
+"""Slurm, with its calls timed for traces: HEALER_TRACES_URL."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from healer.ports.scheduling import Scheduler, SchedulerError
 
 T = TypeVar("T")
 
-#: Call, begin and end in nanoseconds since 1970, and Slurm's error where there was one.
+#: Call, begin and end in nanoseconds since 1970, and Slurm's error if there was one.
 Note = Callable[[SlurmCall, int, int, str], None]
 
 

@@ -1,4 +1,4 @@
-"""What the console's templates show, as functions of what healer knows. Pure."""
+"""The data of the console's templates, as functions of what healer knows. Pure."""
 
 from types import SimpleNamespace
 

@@ -90,7 +90,7 @@ def _on_incident(incident: Incident, verb: str, words: str = "", **fields: Any) 
 
 
 def _approve(run: Run, words: str = "", **fields: Any) -> Button:
-    """Of the question that this page shows, whatever the run asks once the button is pressed."""
+    """Approves the question that this page shows, whatever the run asks by the time the button is pressed."""
     seen = {"approve_until": run.approve_until.isoformat()} if run.approve_until else {}
     return _on_run(run, "approve", words, body=seen, primary=True, key="p", **fields)
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from healer.model.telemetry import Report
 
 
-#: As many as a person looks at.
+#: As many as a person will look at.
 CHARTS_SHOWN = 4
 #: Rows of a chart's table.
 TWIN_ROWS = 24
 #: A moment or a later sample within this time after the last value still belongs into the chart.
 LATER = timedelta(minutes=30)
-#: After so long without a sample a line is interrupted.
+#: After this long without a sample a line is interrupted.
 GAP_S = 120.0
 
 
@@ -171,7 +171,7 @@ def continued(
 def _after(line: ChartLine, more: list[tuple[float, float]]) -> list[float | None]:
     if line.role == "own":
         return [value for _, value in more]
-    # A constant threshold goes on; one that follows the peers ends with them.
+    # A constant threshold continues; one that follows the peers ends with them.
     fixed = line.role == "threshold" and len(set(line.values)) == 1
     return [line.values[0] if fixed else None for _ in more]
 

@@ -58,7 +58,7 @@ KIND_OF_HOLDER = {
     Holder.none: NodeKind.unknown,
 }
 
-#: Whose own word says too little.
+#: Kinds whose own name says too little.
 _EXPLAINED = frozenset({
     NodeStatus.invalid, NodeStatus.maintenance, NodeStatus.power_saving, NodeStatus.powering_up,
     NodeStatus.rebooting, NodeStatus.reboot_pending, NodeStatus.planned,

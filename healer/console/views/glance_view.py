@@ -24,7 +24,7 @@ JOBS_DRAWN = 3
 _STEPS_SINCE, _STEPS_APART = timedelta(minutes=30), timedelta(minutes=1)
 #: Lives of a job whose ends are read to the second.
 _LIVES = 10
-#: Room before the first signal: what was so shortly before it.
+#: Time shown before the first signal.
 _BEFORE = timedelta(seconds=1)
 
 _ENDS = (StepEvent.done, StepEvent.failed, StepEvent.skipped, StepEvent.undone)
@@ -171,7 +171,7 @@ def _steps(detail: IncidentRecord, rows: Sequence[TimelineRow]) -> Lane:
 
 
 def _spans_of(run: RunRecord) -> Iterator[Span]:
-    """From the start of each step to its end; one that goes on has none."""
+    """From the start of each step to its end; a running step has none."""
     begun: dict[str, LogEntry] = {}
     for entry in run.log:
         if entry.event is StepEvent.started:
@@ -200,9 +200,9 @@ def _out_of_service(detail: IncidentRecord) -> Lane:
             drained[node] = entry
             marks.append(_named(entry.at, say("console.moment_drain"), node, "warn"))
         elif _verb(entry) in _RETURNING and node in drained:
-            spans.append(_out(node, drained.pop(node).at, entry.at))
+            spans.append(_out_span(node, drained.pop(node).at, entry.at))
             marks.append(_named(entry.at, say("console.moment_resume"), node, "good"))
-    spans += [_out(node, entry.at, incident.closed) for node, entry in drained.items()]
+    spans += [_out_span(node, entry.at, incident.closed) for node, entry in drained.items()]
     return Lane(name=say("console.lanes_out"), marks=tuple(marks), spans=tuple(spans))
 
 
@@ -210,14 +210,14 @@ def _named(at: datetime, moment: str, what: str, tone: str) -> Mark:
     return Mark(at=at, text=words.labelled(moment, what), tone=tone, moment=moment)
 
 
-def _out(node: str, begin: datetime, end: datetime | None) -> Span:
+def _out_span(node: str, begin: datetime, end: datetime | None) -> Span:
     return Span(begin=begin, end=end, text=say("console.lanes_out_of", node=node), tone="warn")
 
 
 def _job(detail: IncidentRecord, job: str, progress: JobProgress) -> Lane:
     """Its lives, lost work, durable checkpoints, requeues, and the steps that it reported last."""
     hits = [hit for hit in detail.incident.hit if hit.job == job]
-    # What lies over what: lost work over the steps that were lost.
+    # Drawing order: lost work over the steps that were lost.
     spans = [span for hit in hits for span in _life(hit)]
     spans += [_steps_span(steps, hits) for steps in progress.steps]
     spans += [span for hit in hits for span in _lost(hit)]

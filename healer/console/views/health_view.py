@@ -21,7 +21,7 @@ HARMLESS = frozenset({LossReason.out_of_order})
 
 
 def loss_rows(losses: Sequence[Loss], now: datetime) -> list[Shown]:
-    """By reason, the latest first: what it means, what to do, and by which routes and senders."""
+    """By reason, latest first: its meaning, what to do, and by which routes and senders."""
     by_reason: dict[LossReason, list[Loss]] = {}
     for loss in losses:
         by_reason.setdefault(loss.reason, []).append(loss)
@@ -112,8 +112,8 @@ def health(
 
 
 def _row(part: str, ok: bool, text: str, *, down: bool = False, name: str = "", href: str = "") -> Row:
-    """The row of a part by its name and by what to do about it in the catalogue. `down`: it does no work at
-    all where it is not well. `name`: that of one among several."""
+    """The row of a part, with its name and advice from the catalogue. `down`: it does no work at all if it is
+    not healthy. `name`: that of one among several."""
     tone, word = ("good", "healthy") if ok else ("bad", "down") if down else ("warn", "degraded")
     todo = "" if ok else say(f"console.todo_{part}")
     return Row(
@@ -122,7 +122,7 @@ def _row(part: str, ok: bool, text: str, *, down: bool = False, name: str = "", 
 
 
 def _plain(part: str, word: str, text: str, href: str = "") -> Row:
-    """Of what is neither well nor not."""
+    """The row of a part that is neither healthy nor unhealthy."""
     return Row(name=say(f"console.part_{part}"), tone="plain", word=word, text=text, href=href)
 
 

@@ -97,7 +97,7 @@ def left_for_you(detail: IncidentRecord, node: SlurmNode | None, role: Role, now
 
 
 def _asked(record: RunRecord, detail: IncidentRecord, role: Role, now: datetime) -> Left | None:
-    """What the run wants from a person; None where it goes on, or has ended."""
+    """What the run wants from a person; None if it continues, or has ended."""
     run = record.run
     if run.shadow or run.state in ENDED_RUN_STATES or not (asks(run) or run.state is RunState.held):
         return None
@@ -160,13 +160,13 @@ def _return(detail: IncidentRecord, node: SlurmNode | None, role: Role) -> list[
 
 
 def _works(record: RunRecord) -> bool:
-    """A run that goes on by itself. One that waits on the drained node may be taken over."""
+    """A run that continues by itself. One that waits on the drained node may be taken over."""
     run = record.run
     return not run.shadow and run.state not in {*ENDED_RUN_STATES, RunState.waiting}
 
 
 def _held_why(run: RunRecord, detail: IncidentRecord) -> str:
-    """The run's own last words, else those of the guard that holds it."""
+    """The run's own last message, else that of the guard that holds it."""
     if run.log and run.log[-1].text:
         return run.log[-1].text
     decisions = [

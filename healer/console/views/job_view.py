@@ -130,7 +130,7 @@ def _row_words(made: StepGrid, members: list[int]) -> dict[str, Any]:
     return row
 
 
-#: Step times are read so far back, and no more than `step_grid.STEPS_KEPT` steps of them are drawn.
+#: How far back step times are read; at most `step_grid.STEPS_KEPT` steps of them are drawn.
 WINDOW = timedelta(minutes=30)
 #: Nodes listed by name; those in trouble come first.
 NODES_SHOWN = 64

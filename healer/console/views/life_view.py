@@ -58,7 +58,7 @@ def _length(begin: datetime, end: datetime) -> str:
 
 
 def _outs(life: NodeLife, shown: SlurmNode) -> Iterator[Span]:
-    """healer's drains; others' as far as incidents or Slurm know of them."""
+    """healer's drains; others' as far as incidents or Slurm show them."""
     for out in life.outs:
         by = say("console.life_out_by", who=HEALER.name)
         url = _page(out.incident) if out.incident else ""

@@ -66,12 +66,12 @@ _CORRECTED, _UNCORRECTED = "ecc_sbe_volatile_total", "ecc_dbe_volatile_total"
 _REMAPS = (("row_remap_failed", "failed"), ("row_remap_pending", "pending"))
 _REMAPPED = "row_remap_uncorrectable_rows"
 _REASONS = "clock_event_reasons"
-#: First drawn, where the address asks for nothing.
+#: Drawn by default.
 _FIRST_DRAWN = ("sm_clock_mhz", "gpu_temp_c")
-#: Counters of links whose growth is trouble; what counts traffic grows on every good day.
+#: Counters of links whose growth indicates a problem; traffic counters grow all the time.
 _TROUBLE = ("err", "fail", "replay", "recover", "discard", "drop", "crc", "symbol", "down", "flap", "exceed")
 _DOWN = frozenset({"down", "inactive", "disabled", "off", "polling"})
-#: Reasons of a lower clock that are no trouble: nothing to do, a limit or a clock that somebody set.
+#: Harmless reasons for a lower clock: idle, a configured limit or a fixed clock.
 _CALM = ("idle", "setting", "sync_boost", "power_cap")
 
 
@@ -257,7 +257,8 @@ def part_words(part: Part) -> Said:
 
 
 def _increases(values: Sequence[_Newest]) -> Iterator[tuple[datetime, float]]:
-    """How much a counter grew up to each value. One that fell was reset: it grew by what it shows."""
+    """The growth of a counter up to each value. A counter that fell was reset: it grew by its present
+    value."""
     for before, after in itertools.pairwise(values):
         grown = after.value - before.value
         yield after.at, grown if grown >= 0 else after.value

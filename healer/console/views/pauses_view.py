@@ -57,8 +57,8 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def caps(standing: Standing, strip: Strip, rules: Ruleset) -> list[Cap]:
-    """Of the whole cluster first, then of the places where healer holds slots. Empty before the first
-    picture of Slurm."""
+    """For the whole cluster first, then for the places where healer holds slots. Empty before the first
+    snapshot."""
     if standing.snapshot is None or not strip.nodes:
         return []
     n, settings = len(fleet_of(standing.snapshot).names), standing.guards
@@ -166,7 +166,7 @@ def _next_step(run: Run) -> Proposal:
 
 
 def past_pauses(records: Iterable[AuditRecord], in_force: Sequence[Pause], now: datetime) -> list[Shown]:
-    """From records `pause.…`, newest first as they come: those that are over."""
+    """From records `pause.…`, newest first: pauses that are over."""
     standing = {pause.id for pause in in_force}
     ends: dict[str, AuditRecord] = {}
     found: list[Shown] = []
@@ -180,7 +180,7 @@ def past_pauses(records: Iterable[AuditRecord], in_force: Sequence[Pause], now: 
 
 
 def _past(record: AuditRecord, end: AuditRecord | None, now: datetime) -> Shown:
-    """`ended` says how: who ended it and why, or that its time was over."""
+    """`ended` says how: who ended it and why, or that it expired."""
     pause = msgspec.convert({"id": "", "name": "", **record.data}, Pause)
     if end is not None:
         why = end.data.get("reason") or ""

@@ -12,7 +12,7 @@ from healer.text import say
 
 
 def token_row(row: TokenRow, now: datetime, *, may_revoke: bool) -> Shown:
-    """`person`: who holds it. `state`: why it counts no longer; empty while it does. `tone`: of its end."""
+    """`person`: its holder. `state`: why it is no longer valid; empty while it is. `tone`: of its end."""
     person = row.owner or row.name
     return Shown(
         row=row,
@@ -26,7 +26,7 @@ def token_row(row: TokenRow, now: datetime, *, may_revoke: bool) -> Shown:
 
 
 def end_button(held: PersonHolds, caller: Caller) -> Button | None:
-    """While the person holds what can be ended; for an admin of the whole site."""
+    """Shown while the person holds anything that can be ended; for an admin of the whole site."""
     if caller.name == held.name or not is_person(held.name):
         return None
     if not (held.tokens or held.sessions or held.incidents or held.account):

@@ -21,7 +21,7 @@ from healer.model import (
 )
 from healer.text import joined, quoted, say
 
-#: Verbs that taking the run back takes back; what the others did stays.
+#: Verbs that an undo of the run undoes; the effects of the others stay.
 UNDOES = frozenset({Verb.drain, Verb.reserve, Verb.reboot, Verb.sweep, Verb.bisect})
 _LEVELS = {1: "responders", 2: "operators"}
 #: Waits that only a person ends.
@@ -141,7 +141,7 @@ def _only(step: Step) -> str:
 
 
 def _limits(step: Step) -> str:
-    """`10 min, 3 attempts`, `asks a person after 1 d`; a repair waits for ever."""
+    """`10 min, 3 attempts`, `asks a person after 1 d`; a repair has no limit."""
     if step.wait == "repair":
         return say("console.none")
     parts: list[str] = []

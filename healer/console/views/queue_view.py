@@ -1,4 +1,4 @@
-"""The queue of incidents: which come first and fit the filters, what healer does about each, who has it."""
+"""The queue of incidents: which come first and match the filters, what healer does about each, who has it."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -21,7 +21,7 @@ _JOBS = 2
 
 
 class Needs(StrEnum):
-    """Whom an open incident waits for: anybody's decision, somebody to take it, or the one who looks."""
+    """What an open incident waits for: anyone's decision, someone to take it, or the viewer."""
 
     decision = "decision"
     nobody = "nobody"
@@ -32,7 +32,7 @@ NEEDS_WORDS = {needs: say(f"console.needs_{needs}") for needs in Needs}
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The filters of the address. `me` is who looks."""
+    """The filters of the URL. `me` is the viewer."""
 
     severity: Severity | None = None
     state: IncidentState | None = None
@@ -42,7 +42,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def queue(found: Iterable[OpenIncident], asking: Collection[str], wanted: Wanted) -> list[OpenIncident]:
-    """Those that fit, the most urgent first. `asking`: ids of incidents whose run asks for a person."""
+    """Matching incidents, most urgent first. `asking`: ids of incidents whose run asks a person."""
     fit = [incident for incident in found if _fits(incident, asking, wanted)]
     fit.sort(key=lambda incident: incident.opened, reverse=True)
     fit.sort(key=lambda incident: _urgency(incident, asking))
@@ -50,7 +50,7 @@ def queue(found: Iterable[OpenIncident], asking: Collection[str], wanted: Wanted
 
 
 def _urgency(incident: OpenIncident, asking: Collection[str]) -> tuple[Severity, bool, bool, bool]:
-    """By severity; then what waits for a person, what is bad and in service, what is not acknowledged."""
+    """By severity; then those that wait for a person, those known bad in service, those not acknowledged."""
     return (
         incident.severity,
         incident.id not in asking,

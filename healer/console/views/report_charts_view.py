@@ -113,7 +113,7 @@ SPENT_WORDS = {
 
 
 def _together(figures: Iterable[BucketFigure]) -> list[BucketFigure]:
-    """Slow steps and hangs are one series; waits in the queue hold no GPU and are none."""
+    """Slow steps and hangs are one series; waits in the queue use no GPU and are left out."""
     hung = Spent.hung.value
     return [
         msgspec.structs.replace(figure, name=hung) if figure.name == Spent.slowed.value else figure

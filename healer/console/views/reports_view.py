@@ -144,7 +144,7 @@ def _pair(spread: Spread) -> str:
 
 
 def _span(seconds: float | None) -> str:
-    """A dash for what was not measured. Clock skew may make a time negative: that is 0."""
+    """A dash if it was not measured. Clock skew may make a time negative: that is shown as 0."""
     return "–" if seconds is None else words.span(max(0.0, seconds))
 
 
@@ -176,7 +176,7 @@ class Shift(NamedTuple):
 
 
 def handover(standing: Standing, strip: Strip, rows: Sequence[NodeRow], shift: Shift, now: datetime) -> Shown:
-    """Each list the most pressing, or else the newest, first. `cut` names the lists that were too long."""
+    """Each list most pressing first, or newest first. `cut` names the lists that were too long."""
     open_ = sorted(standing.open_incidents, key=lambda incident: (incident.severity, incident.opened))
     runs = [run_row(run, now) for run in shift.runs if run.created_at >= shift.since and not run.shadow]
     people = [audit_row(record, standing.cluster) for record in shift.records]

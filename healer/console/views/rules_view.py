@@ -1,4 +1,4 @@
-"""The rules as a table, and a change of them that was tried: what it would make new, lost or other."""
+"""The rules as a table, and the rehearsal of a changed rule: what would be new, lost or different."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -48,7 +48,7 @@ def _row(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | Non
 
 
 def _precision(record: RuleRecord) -> str:
-    """By what then happened, for a forecast; else by people's reviews."""
+    """For a forecast by what happened then; otherwise by people's reviews."""
     if (score := record.forecasts) is not None:
         came = say("console.rules_came", hits=score.hits, hits2=score.hits + score.misses)
         return (
@@ -217,12 +217,12 @@ def _held(row: Row, real: Mapping[str, bool | None]) -> Shown:
 
 
 def _sentence(stored: Any) -> Said:
-    """Of a result: as the store has it."""
+    """A sentence of a result, as read from the store."""
     return read_said(Said, stored)
 
 
 def _review(incident: str | None, real: Mapping[str, bool | None]) -> dict[str, str]:
-    """The incident, which is linked where it is a real one, and what became of it."""
+    """The incident, linked if it is a real one, and its outcome."""
     if not incident or incident not in real:
         return {"incident": "", "review": ""}
     judgements = {
@@ -243,7 +243,7 @@ def _value_words(value: Any) -> Said:
 
 
 def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role) -> tuple[Button, ...]:
-    """Cancel while it is under way; afterwards, for an admin, to count what it opened as proof."""
+    """Cancel while it is in progress; afterwards, for an admin, count what it opened as proof."""
     base = f"/api/v1/rehearsals/{tried.id}"
     if tried.state in ACTIVE_REHEARSALS and may_act(role):
         return (Button(**worded("stop_replay"), action=f"{base}/cancel"),)

@@ -103,7 +103,7 @@ def run_row(run: Run, now: datetime) -> RunRow:
 
 
 def asks(run: Run) -> bool:
-    """A person must do something before this run goes on (a held run may go on by itself)."""
+    """A person must do something before this run continues (a held run may continue by itself)."""
     return not run.shadow and (
         run.state in (RunState.waiting_approval, RunState.proposed, RunState.stuck)
         or (run.state is RunState.waiting and bool(run.question))

@@ -207,7 +207,7 @@ def _charts(report: PastReport) -> list[SvgChart]:
     ]
 
 
-# --- chapters of what happened
+# --- chapters about what happened
 
 #: Heading of a column -> its cell in the row of an item.
 Columns = Mapping[Said, Callable[[Any], Cell]]

@@ -18,7 +18,7 @@ from healer.text import joined, quoted, say, unstopped
 
 
 class Banner(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that everybody must know on every page. `tone` is bad or warn."""
+    """Something that everyone must know on every page. `tone` is bad or warn."""
 
     tone: str
     title: str
@@ -121,7 +121,7 @@ def _banners(standing: Standing, now: datetime) -> list[Banner]:
 
 
 def glass_banner(state: GlassState, now: datetime) -> Banner | None:
-    """While somebody is an administrator by break-glass."""
+    """Shown while someone is an administrator by break-glass."""
     if not state.is_open(now) or state.until is None:
         return None
     return Banner(

@@ -172,7 +172,7 @@ def swatch(chart: SvgChart, number: int) -> Markup:
 
 
 def described(chart: SvgChart) -> Said:
-    """The chart in a sentence for those who do not see it: each series with its total or range."""
+    """The chart in a sentence for people who cannot see it: each series with its total or range."""
     if chart.empty:
         return say("console.svg_nothing")
     parts = [_summary(each, chart.unit) for each in chart.series]

@@ -65,7 +65,7 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
     summary: str = ""
     guards: tuple[Answer, ...] = ()
     open: bool = False
-    #: `detail` is what a person typed: it is in no language of ours.
+    #: `detail` was typed by a person: it is not translated.
     typed: bool = False
 
 
@@ -97,7 +97,7 @@ def _seen(detail: IncidentRecord) -> Iterator[TimelineRow]:
         if evidence.arrived_at is not None:
             late_s = (evidence.arrived_at - evidence.at).total_seconds()
             late = say("console.timeline_arrived_later", span=words.span(late_s)) if late_s >= 0.001 else ""
-        text = _of(evidence.component, evidence.text)
+        text = _with_place(evidence.component, evidence.text)
         yield TimelineRow(
             at=evidence.at, kind="evidence", tone="plain", text=text, line=evidence.line, detail=late
         )
@@ -112,7 +112,9 @@ def _seen(detail: IncidentRecord) -> Iterator[TimelineRow]:
             at=finding.arrived_at,
             kind="finding",
             tone="plain",
-            text=say("console.timeline_on", fault=finding.fault, of=_of(finding.component, finding.text)),
+            text=say(
+                "console.timeline_on", fault=finding.fault, of=_with_place(finding.component, finding.text)
+            ),
             detail=say(
                 "console.timeline_rule",
                 rule=finding.rule,
@@ -133,7 +135,7 @@ def _judged(detail: IncidentRecord) -> Iterator[TimelineRow]:
         before = sentence
 
 
-def _of(component: Component, text: str) -> str:
+def _with_place(component: Component, text: str) -> str:
     """With the place before it, unless the text begins with it, as that of a device does."""
     if component.device and text.startswith(component.device):
         return text

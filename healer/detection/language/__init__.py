@@ -1,5 +1,5 @@
 """The rule language: a closed subset of Python's expressions over the signals of the catalogue.
 
 `parse` reads and checks (no numpy), `compile` evaluates a whole fleet at once, `scalar` one row in plain
-Python: it is the definition of the language, and hypothesis holds the two against each other.
+Python. `scalar` is the definition of the language, and hypothesis compares the two.
 """

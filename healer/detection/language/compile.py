@@ -1,4 +1,4 @@
-"""Checked trees -> numpy over whole columns. What two rules share is computed once per tick.
+"""Checked trees to numpy over whole columns. Subexpressions that two rules share are computed once per tick.
 
 Numbers are float64 columns with NaN for unknown (constants stay plain floats), conditions uint8 columns of
 `truth`. A column has one value per row of its expression's axis.
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from healer.observations.telemetry_windows import Telemetry
 
 Numbers = NDArray[np.float64]
-#: A window of so many numbers is read whole; beyond it, in blocks of rows that fit the processor's cache.
+#: A window of at most this many numbers is read whole; a larger one in blocks of rows that fit into the
+#: processor's cache.
 _BLOCK = 1 << 18
 
 
 class _Node:
-    """An expression with a place in the memory of a tick, and what the last tick made of it."""
+    """An expression with a slot in the memory of a tick, and the last tick's result."""
 
     __slots__ = ("args", "expr", "index", "kept", "nan", "past")
 
@@ -51,12 +52,12 @@ class _Node:
 
 
 class Program:
-    """All expressions that are looked at together. Holds the past that `share` and `count_over` need."""
+    """All expressions that are evaluated together. Holds the past that `share` and `count_over` need."""
 
     def __init__(self, roots: Iterable[Expr], before: "Program | None" = None) -> None:
         self._nodes: dict[Expr, _Node] = {}
         self.pasts: dict[tuple[Expr, float], Past] = {}
-        # By identity too: the hash of a tree is computed each time it is used.
+        # Looked up by identity first, because the hash of a tree is recomputed each time.
         self._roots = {id(root): (root, self._add(root, before)) for root in roots}
         self._conditions = [(self._nodes[condition], past) for (condition, _), past in self.pasts.items()]
 
@@ -76,7 +77,7 @@ class Program:
         return frozenset(name for expr in self._nodes for name in expr.signals)
 
     def tick(self, telemetry: "Telemetry", now: datetime) -> "Moment":
-        """The values of this moment. Call it once per tick: it also writes the past."""
+        """The values of this moment. Call it once per tick, because it also writes the past."""
         moment = Moment(self, telemetry, now)
         at_s = now.timestamp()
         for condition, past in self._conditions:
@@ -84,7 +85,7 @@ class Program:
         return moment
 
     def forget(self, rows: Mapping[Scope, NDArray[np.int64]]) -> None:
-        """What was true of these rows is not known any more."""
+        """Discards the past of these rows."""
         for (condition, _), past in self.pasts.items():
             if condition.scope is not None and condition.scope in rows:
                 past.forget(rows[condition.scope])
@@ -98,7 +99,7 @@ class Program:
 
 
 class Moment:
-    """One tick: each value is computed when it is asked for, and once."""
+    """One tick: each value is computed on demand, and only once."""
 
     def __init__(self, program: Program, telemetry: "Telemetry", now: datetime) -> None:
         self.program, self.telemetry, self.now = program, telemetry, now
@@ -132,11 +133,11 @@ class Moment:
     def get(self, node: _Node) -> Any:
         value = self._values[node.index]
         if value is None:
-            value = self._values[node.index] = self._made(node)
+            value = self._values[node.index] = self._evaluated(node)
         return value
 
-    def _made(self, node: _Node) -> Any:
-        """What is made of the very things of the last tick is what it was, and the same object: most of a
+    def _evaluated(self, node: _Node) -> Any:
+        """The node's value. If all inputs are the very objects of the last tick, so is the result: most of a
         fleet's counters and states do not change from one tick to the next."""
         kept, args = node.kept, node.args
         if not args or node.past is not None:
@@ -146,13 +147,13 @@ class Moment:
         ):
             return kept.value
         value = _OPS[node.expr.op](self, node)
-        # `and` and `or` stop where the rest changes nothing.
+        # `and` and `or` stop when the rest changes nothing.
         inputs = tuple(takewhile(_is_there, (self._values[arg.index] for arg in args)))
         node.kept = Kept(self.layout, inputs, value) if inputs else NOTHING_KEPT
         return value
 
     def _read(self, node: _Node, kept: Kept) -> Any:
-        """What is or was measured: read each time, except signals that were never reported."""
+        """A measured value: read in each tick, except signals that were never reported."""
         unreported = node.past is None and node.expr.name not in self.telemetry.reported_signals
         if unreported and kept.inputs is UNREPORTED and kept.layout == self.layout:
             return kept.value
@@ -194,7 +195,7 @@ class Moment:
         return value
 
     def silent(self, signal: str) -> NDArray[np.bool_]:
-        """Where nothing is known of a signal now: then nothing is known of its last minutes either."""
+        """Where a signal is unknown now: then its last minutes are unknown too."""
         if signal not in self._silent:
             self._silent[signal] = np.isnan(self.telemetry.value(signal, self.now))
         return self._silent[signal]
@@ -210,7 +211,7 @@ def _rate(moment: Moment, node: _Node) -> Numbers:
 
 def _increase(moment: Moment, node: _Node) -> Numbers:
     increase, covered = moment.telemetry.increase(node.expr.name, node.expr.seconds, moment.now)
-    # What has grown already has grown, however short the time; only "nothing yet" needs half the window.
+    # Growth that has been seen counts, however short the time; only "nothing yet" needs half the window.
     seen = np.where(increase > 0, node.expr.seconds, covered)
     return _heard(moment, node, increase.astype(np.float64), seen)
 
@@ -320,7 +321,7 @@ def _first(moment: Moment, node: _Node) -> Any:
 
 
 def _joined(function: Callable[[Any, Any], Truth], decided: int) -> Callable[[Moment, _Node], Truth]:
-    """`and`, or `or`: where it is `decided` everywhere the rest changes nothing."""
+    """`and`, or `or`: where the column is `decided` everywhere, the rest changes nothing."""
 
     def run(moment: Moment, node: _Node) -> Truth:
         found = moment.get(node.args[0])
@@ -403,7 +404,7 @@ def _median(window: NDArray[np.float32]) -> Numbers:
 
 
 def _ends(window: NDArray[np.float32]) -> Numbers:
-    """Newest less oldest known value; unknown with fewer than two."""
+    """Newest minus oldest known value; unknown with fewer than two."""
     valid = ~np.isnan(window)
     rows = np.arange(window.shape[1])
     oldest = np.argmax(valid, axis=0)
@@ -414,7 +415,7 @@ def _ends(window: NDArray[np.float32]) -> Numbers:
 
 
 def _moved(window: NDArray[np.float32]) -> Numbers:
-    """How far the values lie apart; unknown with fewer than two."""
+    """The range of the values; unknown with fewer than two."""
     low, high = np.fmin.reduce(window, axis=0), np.fmax.reduce(window, axis=0)
     found = (high != low).astype(np.float64)
     found[(~np.isnan(window)).sum(axis=0) < 2] = np.nan

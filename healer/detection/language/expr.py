@@ -1,4 +1,4 @@
-"""What an expression is made of: functions, figures that are part of the meaning, the checked tree."""
+"""The parts of an expression: functions, constants that belong to the meaning, the checked tree."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from healer.detection.language.units import RATIO, Unit
 from healer.model import Scope
 
-#: The rings hold so much.
+#: The length of the rings.
 LONGEST_WINDOW_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`more`: more arguments of the last kind are taken."""
+    """`more`: further arguments of the last kind are accepted."""
 
     takes: tuple[str, ...]
     more: bool = False
 
 
-#: What each returns is in docs/rules.md.
+#: docs/rules.md says what each one returns.
 FUNCTIONS: dict[str, Function] = {
     **dict.fromkeys(
         ("rate", "delta", "avg_over", "min_over", "max_over", "median_over", "changed"),
@@ -37,30 +37,30 @@ FUNCTIONS: dict[str, Function] = {
     **dict.fromkeys(("sum_of", "max_of", "min_of", "median_of"), Function(("number",))),
 }
 
-#: These look at the parts of a row: the GPUs of a node, the nodes of a job.
+#: These evaluate the parts of a row: the GPUs of a node, the nodes of a job.
 OVER_PARTS = frozenset({"any_of", "count_of", "share_of", "sum_of", "max_of", "min_of", "median_of"})
 
 
 #: One tick, and one slot of the rings.
 TICK_S = 5.0
-#: What was seen speaks for the time since the tick before, if that is not longer ago.
+#: A value covers the time since the tick before, if that is at most this long.
 SPEAKS_FOR_S = 30.0
-#: `share` is known when this share of its window is.
+#: `share` is known if this share of its window is known.
 KNOWN_SHARE = 0.5
 #: A median or spread of fewer peers says nothing.
 LEAST_PEERS = 4
-#: Peers that are all but equal would make a hair's breadth a huge distance: the robust standard deviation
-#: counts as at least this share of the median.
+#: Nearly equal peers would turn a tiny difference into a huge distance, so the robust standard deviation is
+#: at least this share of the median.
 LEAST_SPREAD = 0.01
 
 
 def slots_of(seconds: float) -> int:
-    """How many ticks a window holds."""
+    """The number of ticks in a window."""
     return max(1, -int(-seconds // TICK_S))
 
 
-#: A row of an axis belongs to one of each axis to its right, so far as it is known. Devices are apart from
-#: nodes and all that holds nodes: the language lets no expression speak of both.
+#: A row of an axis belongs to one row of each axis to its right, as far as known. Devices are separate from
+#: nodes and from everything that contains nodes: the language does not mix them in one expression.
 FINEST_FIRST = (
     Scope.link, Scope.gpu, Scope.node, Scope.job, Scope.switch, Scope.rack,
     Scope.device_part, Scope.device, Scope.fabric,
@@ -77,11 +77,11 @@ class ExpressionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """`op` is a word of `parse` or `functions`; `scope` None is a constant.
+    """`op` is a word of `parse` or `functions`; `scope` is None for a constant.
 
-    `name` is a signal or a spec; `number` a constant or a bit mask; `numbers` the literals of `in`;
-    `seconds` a window. `truth`: a condition, else a number in `unit`. The op `down` brings its argument from
-    a larger axis to `scope`.
+    `name`: a signal or a spec; `number`: a constant or a bit mask; `numbers`: the literals of `in`;
+    `seconds`: a window. `truth`: a condition, else a number in `unit`. The op `down` broadcasts its argument
+    from a larger axis to `scope`.
     """
 
     op: str
@@ -96,7 +96,7 @@ class Expr:
 
     @property
     def axis(self) -> Scope:
-        """`scope`, of what is no constant."""
+        """The `scope` of a non-constant expression."""
         assert self.scope is not None
         return self.scope
 

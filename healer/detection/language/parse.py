@@ -1,4 +1,4 @@
-"""Text -> checked tree. Reads Python's own grammar and takes a closed part of it; needs no numpy."""
+"""Text to checked tree. Uses Python's own grammar and accepts a closed subset of it; needs no numpy."""
 
 import ast
 import math
@@ -35,7 +35,7 @@ LONGEST_TEXT = 2000
 _DEEPEST = 40
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-#: Strings are matched first so that nothing inside them is taken for a duration or a share.
+#: Strings are matched first, so that nothing inside them is read as a duration or a share.
 _MEASURE = re.compile(r"\"[^\"]*\"|'[^']*'|(?<![\w.])(\d+(?:\.\d+)?)(?:(ms|s|m|h)\b|(%))")
 _ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
@@ -53,7 +53,8 @@ def duration_s(text: str) -> float:
 def condition(
     text: str, signals: Mapping[str, Signal], scope: Scope, specs: Collection[str] | None = None
 ) -> Expr:
-    """The condition of a rule over rows of `scope`; `specs` None takes any. Raises ExpressionError."""
+    """The condition of a rule over rows of `scope`; with `specs` None any spec is accepted. Raises
+    ExpressionError."""
     reader = _Reader(text, signals, scope, specs)
     root = reader.truth(reader.tree)
     if not root.signals:
@@ -73,7 +74,7 @@ def number(
 
 
 class _Reader:
-    """One expression. Columns of errors count in the text as it was given."""
+    """One expression. Columns of errors refer to the original text."""
 
     def __init__(
         self, text: str, signals: Mapping[str, Signal], scope: Scope, specs: Collection[str] | None
@@ -83,7 +84,7 @@ class _Reader:
         self.depth = 0
         if len(text) > LONGEST_TEXT:
             raise ExpressionError(1, say("expressions.too_long", most=LONGEST_TEXT))
-        # `5m` and `80%` become numbers of the same length, so that every column stays where it was.
+        # `5m` and `80%` become numbers of the same length, so that all columns stay the same.
         self.durations: dict[int, float] = {}
         self.percents: set[int] = set()
         plain = _MEASURE.sub(self._remember, re.sub(r"[\n\t]", " ", text))
@@ -110,7 +111,7 @@ class _Reader:
         return match[1] + " " * len(match[2] or match[3])
 
     def _column(self, node: ast.AST) -> int:
-        """0-based, in characters: the tree counts bytes."""
+        """0-based, in characters; the tree counts bytes."""
         offset = getattr(node, "col_offset", 0)
         stripped = self.text.lstrip().encode()
         return self._indent + len(stripped[:offset].decode(errors="ignore"))
@@ -135,7 +136,7 @@ class _Reader:
         return found
 
     def on_axis(self, found: Expr, node: ast.AST) -> Expr:
-        """The whole expression as one value per row of the rule's axis."""
+        """The whole expression, with one value per row of the rule's axis."""
         if found.scope is None or found.scope is self.scope:
             return found
         text = say("expressions.other_scope", measured=found.scope, scope=self.scope)
@@ -226,7 +227,7 @@ class _Reader:
         return Expr("signal", scope=signal.scope, unit=UNIT_WORDS[signal.unit], name=signal.name)
 
     def _countable(self, node: ast.AST) -> Expr:
-        """A number that can be reckoned with: no words and no bits."""
+        """A number for arithmetic: neither a word nor a bit mask."""
         found = self.number(node)
         if found.op == "signal" and self.signals[found.name].kind in (SignalKind.enum, SignalKind.bits):
             kind = self.signals[found.name].kind
@@ -327,7 +328,7 @@ class _Reader:
     # --- axes --------------------------------------------------------------------------------------------
 
     def _unified(self, op: str, args: Sequence[Expr], *, truth: bool = False, unit: Unit = RATIO) -> Expr:
-        """One node over arguments of the finest of their axes."""
+        """One node over arguments, on the finest of their axes."""
         scopes = [arg.scope for arg in args if arg.scope is not None]
         finest = scopes[0] if scopes else None
         for scope in scopes[1:]:
@@ -407,7 +408,7 @@ class _Reader:
             raise self.wrong(
                 node.args[0], say("expressions.unknown_spec", text=word), did_you_mean(word, self.specs)
             )
-        # Models are those of nodes, which is enough for links, jobs and nodes too.
+        # Models belong to nodes, which is enough for links, jobs and nodes too.
         scope = Scope.gpu if self.scope is Scope.gpu else Scope.node
         return Expr(name, scope=scope, unit=unit_of_name(word), name=word)
 
@@ -451,7 +452,7 @@ class _Reader:
         return made
 
     def _first(self, node: ast.Call, name: str) -> Expr:
-        """Of numbers, or of conditions: a signal used as a condition may come before another condition."""
+        """For numbers or conditions: a signal used as a condition may come before another condition."""
         if not any(self.any(arg).truth for arg in node.args):
             return self._plain(node, name)
         return self._unified(name, [self.truth(arg) for arg in node.args], truth=True)

@@ -1,4 +1,5 @@
-"""What expressions come to, as columns: three-valued truth with its past, parts as one value for each whole.
+"""Values of expressions as columns: three-valued truth with its past, and parts combined into one value per
+whole.
 
 Truth is uint8 (Kleene): `and` is the minimum, `or` the maximum, `not` 2 - x.
 """
@@ -26,7 +27,7 @@ def truth_of(true: NDArray[np.bool_], unknown: NDArray[np.bool_] | None) -> Trut
 class Past:
     """How often a condition was true over a window: a ring of ticks, and running counts.
 
-    Memory is one byte per tick and row; a tick costs a few passes over the rows whatever the window.
+    One byte of memory per tick and row; a tick costs a few passes over the rows, whatever the window.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -35,11 +36,11 @@ class Past:
         self.true = np.zeros(0, np.int16)
         self.known = np.zeros(0, np.int16)
         self._last: int | None = None
-        #: What the last tick saw, and for how many slots without a break: then the ring holds nothing else.
+        #: The last tick's column, and for how many slots without a break: then the ring holds nothing else.
         self._same: tuple[Truth, int] | None = None
 
     def push(self, at_s: float, now: Truth) -> None:
-        """The tick at `at_s` (seconds since 1970); a second one in the same slot replaces the first."""
+        """Adds the tick at `at_s` (seconds since 1970); a second one in the same slot replaces the first."""
         slot, rows = int(at_s // TICK_S), len(self.true)
         self._grow(len(now))
         if self._last is not None and slot < self._last:
@@ -48,7 +49,7 @@ class Past:
             self._last = slot
             return
         if self._last is not None:
-            # A slower tick speaks for the time since the one before it, but of no row that is new.
+            # A late tick covers the time since the one before it, except for new rows.
             between = np.full_like(now, UNKNOWN)
             if (slot - self._last) * TICK_S <= SPEAKS_FOR_S:
                 between[:rows] = now[:rows]
@@ -58,18 +59,18 @@ class Past:
         self._last = slot
 
     def _is_full_of(self, now: Truth, slot: int) -> bool:
-        """Whether each slot of the ring has this very column already: another one changes nothing."""
+        """Whether each slot of the ring already has this very column: then adding it changes nothing."""
         if self._last is None or self._same is None or self._same[0] is not now:
             self._same = now, 1
             return False
         gap = slot - self._last
-        whole = gap * TICK_S <= SPEAKS_FOR_S or bool((now == UNKNOWN).all())  # what lies between is unknown
+        whole = gap * TICK_S <= SPEAKS_FOR_S or bool((now == UNKNOWN).all())  # the gap is unknown
         had = self._same[1]
         self._same = now, (had + gap if whole else 1)
         return whole and had >= self.slots
 
     def forget(self, rows: NDArray[np.int64]) -> None:
-        """Nothing is known of these rows' past."""
+        """Discards the past of these rows."""
         rows = rows[rows < len(self.true)]
         self._same = None
         self._ring[:, rows] = UNKNOWN
@@ -162,7 +163,7 @@ OVER_PARTS: dict[str, Callable[[Any, Rows, int], Any]] = {
 
 
 class Kept(NamedTuple):
-    """`layout`: of which rows it was. `inputs`: the values of its arguments that were looked at, in order."""
+    """`layout`: the rows that it belongs to. `inputs`: the argument values that were used, in order."""
 
     layout: tuple[object, int]
     inputs: tuple[Any, ...]
@@ -175,7 +176,7 @@ NOTHING_KEPT = Kept((None, -1), (), None)
 
 
 def is_same(before: Any, value: Any) -> bool:
-    """Equal to the last bit, unknown values too."""
+    """Equal to the last bit, including unknown values."""
     if not isinstance(value, np.ndarray):
         return before is not None and before == value
     if before is None or before.shape != value.shape or before.dtype != value.dtype:

@@ -1,4 +1,5 @@
-"""Units of signals and how they multiply. Nothing is converted: °C and W never meet, nor do % and ratio."""
+"""Units of signals and how they multiply. Nothing is converted: °C and W are never compared, nor % and
+ratio."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from healer.text import say
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`dims`: (base, exponent), sorted. `plain`: made of numbers and durations alone, so it fits every unit
+    """`dims`: (base, exponent), sorted. `plain`: built from numbers and durations only, so it fits every unit
     with the same power of time (`31/1m` fits count/s)."""
 
     dims: tuple[tuple[str, int], ...] = ()
@@ -34,7 +35,7 @@ SECONDS = Unit((("s", 1),))
 DURATION = Unit((("s", 1),), plain=True)
 COUNT = Unit((("count", 1),))
 
-#: Every unit word of the catalogue. J is W·s and Hz 1/s, so that energy over time is power.
+#: Every unit of the catalogue. J is W·s and Hz 1/s, so that energy over time is power.
 UNIT_WORDS: Mapping[str, Unit] = {
     "ratio": RATIO,
     "J": Unit((("W", 1), ("s", 1))),
@@ -76,7 +77,7 @@ def unit_of_name(name: str) -> Unit:
 
 
 def unit_hint(first: Unit, second: Unit) -> str:
-    """How to bring two units together that do not fit; empty when nothing is known."""
+    """How to make two units fit; empty if there is no hint."""
     pair = {str(first), str(second)}
     if pair == {"%", "ratio"}:
         return say("expressions.ratio_times_100")

@@ -14,7 +14,7 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class CaseBook:
     """Callable: rule -> number of cases that name it. Read again when a file of `cases/` has changed.
 
-    A file that cannot be read counts as empty here; `healer rules test` says what is wrong with it.
+    An unreadable file counts as empty here; `healer rules test` reports the problem.
     """
 
     def __init__(self, rules_dir: Path) -> None:

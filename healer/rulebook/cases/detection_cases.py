@@ -42,7 +42,7 @@ _PER_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class CaseWrong(Exception):
-    """A case that cannot be run. `path` leads to what is wrong in it."""
+    """A case that cannot be run. `path` leads to the error in it."""
 
     def __init__(self, path: Sequence[str | int], text: str, hint: str = "") -> None:
         super().__init__(text)
@@ -188,7 +188,7 @@ _WITHIN_NODES = frozenset({Scope.node, Scope.gpu, Scope.link, Scope.device, Scop
 
 
 def _looks_across(rule: DetectionRule, catalogue: Catalogue) -> frozenset[str]:
-    """The signals of other nodes that the rule looks at."""
+    """The signals of other nodes that the rule uses."""
     text = f"{rule.when} {rule.threshold}"
     if rule.scope in _WITHIN_NODES and not _ACROSS_NODES.search(text):
         return frozenset()
@@ -196,7 +196,7 @@ def _looks_across(rule: DetectionRule, catalogue: Catalogue) -> frozenset[str]:
 
 
 def _batches(cases: Iterable["_Prepared"]) -> list[list["_Prepared"]]:
-    """Cases that are played side by side: equally long, and none looks at what the nodes of another send."""
+    """Cases that are played side by side: equally long, and none uses what the nodes of another send."""
     found: dict[tuple[float, float], list[list[_Prepared]]] = {}
     for case in cases:
         batches = found.setdefault((case.every_s, case.lasts_s), [])
@@ -277,7 +277,7 @@ def _prepared(case: DetectionCase, rule: DetectionRule, catalogue: Catalogue, ma
 def _play(
     batch: Sequence[_Prepared], catalogue: Catalogue, models: Sequence[GpuModel]
 ) -> Iterator[tuple[str, tuple[str, bool]]]:
-    """What came of each case, by its mark. All take equally long."""
+    """The outcome of each case, by its mark. All take equally long."""
     from healer.detection.measured import RuleEngine
     from healer.detection.protocol import Look
     from healer.observations.steps import StepTimes
@@ -337,7 +337,7 @@ def _one_cluster(batch: Iterable[_Prepared]) -> tuple[SlurmSnapshot, Topology]:
 
 
 def _mark_of(part: Component) -> str:
-    """Empty for what is of no node and no case alone: the fabric."""
+    """Empty for the fabric, which belongs to no node and no single case."""
     name = next(filter(None, (part.node, part.device, part.job, part.switch)), "")
     return name[: name.find("~") + 1]
 

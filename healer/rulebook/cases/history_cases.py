@@ -148,12 +148,12 @@ def run_history_cases(sources: Iterable[Source], rules: Ruleset) -> list[tuple[W
 def _why_not(case: HistoryCase, incidents: Sequence[Incident], findings: Set[tuple[str, str]]) -> str:
     left = list(incidents)
     for number, want in enumerate(case.expect, start=1):
-        fits = next((incident for incident in left if _is(want, incident, findings)), None)
+        fits = next((incident for incident in left if _matches(want, incident, findings)), None)
         if fits is None:
             return say("cases.incident_missing", number=number, came=_shown(incidents))
         left.remove(fits)
     for want in case.must_not:
-        if found := [incident for incident in incidents if _is(want, incident, findings)]:
+        if found := [incident for incident in incidents if _matches(want, incident, findings)]:
             return say("cases.incident_forbidden", came=_shown(found))
     return ""
 
@@ -166,7 +166,7 @@ def _why_not_passed(case: HistoryCase, passed: Set[str]) -> str:
     return ""
 
 
-def _is(want: ExpectedIncident, got: Incident, findings: Set[tuple[str, str]]) -> bool:
+def _matches(want: ExpectedIncident, got: Incident, findings: Set[tuple[str, str]]) -> bool:
     texts = [got.title, *(evidence.text for evidence in got.evidence)]
     ruled_out_texts = [f"{ruled_out.what}: {ruled_out.why}" for ruled_out in got.set_aside]
     return all(
@@ -225,7 +225,7 @@ class _Play:
         self.names = [f"n{number}" for number in range(1, case.nodes + 1)]
         self.boots = dict.fromkeys(self.names, "boot1")
         self.shown: dict[str, dict[str, Any]] = {name: {} for name in self.names}
-        #: Entries of `rules/context.yaml` that passed something over.
+        #: Entries of `rules/context.yaml` that suppressed something.
         self.passed: set[str] = set()
         if strange := set(case.places) - set(self.names):
             raise CaseWrong(("places",), _no_node("places", min(strange)))

@@ -135,7 +135,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, rename={"fault_class": "cl
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`why` says what came instead; empty when the case holds."""
+    """`why` says what came instead; empty if the case holds."""
 
     file: str
     line: int
@@ -285,7 +285,7 @@ def _of_alert(rules: Ruleset, labels: dict[str, str]) -> list[Finding]:
 
 
 def _shown(finding: Finding) -> dict[str, Any]:
-    """What `Expected` may name: of the finding, or else of its component."""
+    """The values of `Expected`'s fields: of the finding, or else of its component."""
     where = finding.component
     return {
         field.encode_name: getattr(finding if hasattr(finding, field.name) else where, field.name)
@@ -308,7 +308,7 @@ def _named_finding(finding: dict[str, Any]) -> Said:
 
 
 def _differs(want: Expected, got: dict[str, Any]) -> str | None:
-    """The first field that is another one; None where the finding is as it says."""
+    """The first field that differs; None if the finding is as expected."""
     for field, value in msgspec.to_builtins(want).items():
         if value is not None and str(got.get(field)) != str(value):
             return say("cases.field_differs", field=field, wanted=str(value), got=str(got.get(field)))

@@ -383,7 +383,7 @@ class Nobody:
         try:
             self.site.slurm.resume(node)
         except SchedulerRefused:
-            return  # somebody else did
+            return  # someone else did
 
 
 class Thresholds(Nobody):

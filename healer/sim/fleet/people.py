@@ -80,7 +80,7 @@ class People:
         elif fault in self.site.active.get(node, ()):
             self._later(fault.notice_s, lambda: self._if_noticed(fault))
 
-    # --- runs that wait for somebody ---
+    # --- runs that wait for a person ---
 
     def _changed(self, run: Run) -> None:
         if run.state is RunState.waiting and run.node is None and run.question:

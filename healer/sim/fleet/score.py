@@ -1,4 +1,4 @@
-"""The score card of one simulation: what was trained, what was found, and what it cost."""
+"""The score card of one simulation: what was trained, what was found, and the cost."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -136,7 +136,7 @@ def _inside(site: Site) -> Inside:
 
 
 def _is_of_node(record: Record) -> bool:
-    """What somebody had to find."""
+    """Faults that someone had to find."""
     return is_of_node(record.fault.way)
 
 

@@ -216,7 +216,7 @@ class Site:
         )
         self.chance = Chance(scenario, seed)
         self.seed = seed
-        #: Node -> what is wrong with it now.
+        #: Node -> its present faults.
         self.active: dict[str, list[Fault]] = {}
         self.records: dict[str, Record] = {}
         self.skipped = 0

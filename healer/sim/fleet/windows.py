@@ -158,7 +158,8 @@ class Window:
         self._healer.wake()
 
     def _covers(self, where: Component) -> bool:
-        """Senses take for gone what Slurm does not show; other nodes and jobs are only not shown to these."""
+        """Senses take for gone what Slurm does not show; other nodes and jobs are just not shown to these
+        senses."""
         if where.node is not None:
             return where.node in self.names
         return where.job in self._part.jobs or where.job not in self._site.snapshot().jobs

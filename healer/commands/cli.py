@@ -1,5 +1,6 @@
 """The command line. Light: what a command needs is imported when it runs (a test checks it)."""
 
+import errno
 import gc
 import importlib
 import os
@@ -50,6 +51,8 @@ COMMANDS = (
 
 #: A package of this name that is missing is a fault of ours, and no installation mends it.
 _OURS = frozenset({"healer", "workers"})
+#: A disk, a quota or the largest file allowed is full.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def _version(asked: bool) -> None:
@@ -96,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     `arguments` None: the process's own."""
     # What is imported stays: at Python's default, collections that look at it take a fifth of a start.
     gc.set_threshold(50_000)
+    if sys.stdout is None:  # `>&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - as long as the process
     try:
         _run(arguments)
     except ModuleNotFoundError as error:
@@ -104,9 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         # The catalogues need packages too.
         _end(f"the Python package {package} is missing: `tools/setup` installs all that healer needs.", 2)
-    except BrokenPipeError:
-        # The reader (`| head`) has gone; nothing more can be said.
-        sys.stderr.close()
+    except BrokenPipeError:  # the reader (`| head`) has gone
+        _forget_output()
         sys.exit(1)
 
 
@@ -125,7 +129,10 @@ def _run(arguments: Sequence[str] | None) -> None:
     if "--json" not in given:  # programs read that, and get the same everywhere
         language.current.set(language.of_locale(os.environ))
     try:
-        sys.exit(build()(arguments, standalone_mode=False) or 0)
+        try:
+            sys.exit(build()(arguments, standalone_mode=False) or 0)
+        finally:
+            sys.stdout.flush()  # later, a failure cannot be caught
     except TyperException as error:
         for line in usage_problem(error):
             print(line, file=sys.stderr)
@@ -138,6 +145,9 @@ def _run(arguments: Sequence[str] | None) -> None:
     except UserError as error:
         _end(shown(local(said_by(error)), keep="\n"), 1)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            _forget_output()
+            _end(local(say("commands.output_lost", why=error.strerror)), 1)
         if not _is_database_away(error):
             raise
         why = " ".join(str(error.__cause__ or error).split())
@@ -148,6 +158,11 @@ def _is_database_away(error: Exception) -> bool:
     """Only what is imported already may have raised it."""
     module = sys.modules.get("sqlalchemy.exc")
     return module is not None and isinstance(error, module.OperationalError)
+
+
+def _forget_output() -> None:
+    """What is still to be printed goes nowhere: Python would fail over it once more at the very end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end(message: str, status: int) -> None:

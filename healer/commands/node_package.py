@@ -74,13 +74,14 @@ def node_package(
         signature = b""
         if keys is not None:
             script, signature = signed(script, keys / PACKAGE_KEY)
-        if output is None:
-            sys.stdout.write(script)
-        else:
-            output.write_text(script)
-            output.chmod(0o755)
-            if signature:
-                output.with_name(f"{output.name}.sig").write_bytes(signature)
+    if output is None:
+        sys.stdout.write(script)
+        return
+    with reading(output, writes=True):
+        output.write_text(script)
+        output.chmod(0o755)
+        if signature:
+            output.with_name(f"{output.name}.sig").write_bytes(signature)
 
 
 def signed(script: str, key_file: Path) -> tuple[str, bytes]:

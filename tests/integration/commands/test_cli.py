@@ -64,3 +64,43 @@ def test_a_database_that_is_not_there_is_one_sentence(tmp_path: object) -> None:
 
 def test_an_unknown_command_is_wrong_use() -> None:
     assert healer("hael").returncode == 2
+
+
+PRINTING = ("--help", "--version", "rules check", "rules schema")
+
+
+def printed_to(output: str, words: str, pass_fds: tuple[int, ...] = (), **environ: str) -> tuple[int, str]:
+    """(exit status, standard error) of a command whose standard output the shell opens so."""
+    done = subprocess.run(
+        ["bash", "-c", f'{output.format(command=f"{sys.executable} -m healer {words}")}'],
+        capture_output=True, text=True, timeout=120, env={**os.environ, **environ}, check=False,
+        pass_fds=pass_fds,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", PRINTING)
+def test_a_full_disk_behind_the_output_is_one_sentence(words: str, unbuffered: str) -> None:
+    assert printed_to("{command} >/dev/full", words, PYTHONUNBUFFERED=unbuffered, LANG="C") == (
+        1, "healer: the output cannot be written: No space left on device\n",
+    )  # fmt: skip
+
+
+def test_a_full_disk_behind_the_errors_too_is_no_success() -> None:
+    assert printed_to("{command} >/dev/full 2>&1", "rules check") == (1, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", PRINTING)
+def test_a_reader_that_has_gone_hears_nothing(words: str, unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    unread = f"{{command}} >&{writer}"
+    assert printed_to(unread, words, pass_fds=(writer,), PYTHONUNBUFFERED=unbuffered) == (1, "")
+    os.close(writer)
+
+
+@pytest.mark.parametrize("words", PRINTING)
+def test_a_closed_output_is_no_failure(words: str) -> None:
+    assert printed_to("{command} >&-", words) == (0, "")

@@ -76,6 +76,8 @@ def try_change(
         body = {"file": name, "text": text, "days": days, "samples": samples, "reason": reason}
         made = api.post("/rehearsals", body)
         url = f"{api.url}/rehearsals/{made['id']}"
+    if not samples:
+        print_line(say("commands.without_samples"), err=True)
     if json:
         print_json(made)
     else:

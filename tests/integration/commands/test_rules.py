@@ -3,10 +3,12 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 from typer.testing import CliRunner
 
+from healer.commands import rules as rules_command
 from healer.commands.cli import build
 
 pytestmark = pytest.mark.heavy
@@ -44,3 +46,35 @@ def test_cases() -> None:
 def test_cases_of_broken_rules_are_not_run(broken: Path) -> None:
     done = CliRunner().invoke(build(), ["rules", "test", "--rules", str(broken)])
     assert done.exit_code == 1
+
+
+class Asked:
+    """Stands in for the API."""
+
+    url = "http://healer"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return body | {"id": "7"}
+
+
+@pytest.mark.parametrize("more", [[], ["--samples"], ["--json"]])
+def test_a_rehearsal_without_measurements_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    """A rule over metrics finds nothing in it, and would seem to be of no use."""
+    monkeypatch.setattr(rules_command, "Client", Asked)
+    file = tmp_path / "changed.yaml"
+    file.write_text("")
+    words = ["rules", "try", str(file), "--as", "detection/slow.yaml", "--reason", "r", *more]
+    done = CliRunner().invoke(build(), words)
+    assert done.exit_code == 0
+    if "--json" in more:
+        assert json.loads(done.stdout)["samples"] is False
+    else:
+        assert done.stdout == "http://healer/rehearsals/7\n"
+    assert ("measurements" in done.stderr and "--samples" in done.stderr) is ("--samples" not in more)

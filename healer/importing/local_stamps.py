@@ -67,7 +67,7 @@ class LocalStamps:
         """µs since 1970; a stamp with a zone of its own is of that. Raises ValueError for a year that no log
         has."""
         if not 2010 <= local.year < 2100:
-            raise ValueError(say("importing.no_year_of_log", year=local.year))
+            raise ValueError(say("words.implausible_year", year=local.year))
         if local.tzinfo is not None:
             return micros(local)
         found = local.replace(tzinfo=self._zone)

@@ -106,7 +106,7 @@ def read(lines: Iterable[str], file: str = "", last: datetime | None = None) -> 
         except (ValueError, RecursionError) as error:
             raise BadRecording(_of_line(file, number, said_by(error))) from error
         if not 1970 <= line.at.year < YEAR_MOST:
-            why = say("importing.no_year_of_log", year=line.at.year)
+            why = say("words.implausible_year", year=line.at.year)
             raise BadRecording(_of_line(file, number, why))
         if line.at.tzinfo is None:
             raise BadRecording(_of_line(file, number, say("simulation.no_zone")))

@@ -42,10 +42,11 @@ _ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+
 _PRI = r"(?:<\d{1,3}>)?(?:1 )?"
 #: The beginning of a line: its time and its host. A word with a colon behind it begins a message.
 _SYSLOG = re.compile(rf"{_PRI}(?:{_BSD}|{_ISO}) (?P<host>[\w.:-]*[\w.-]) ")
-#: `dmesg -T`, `dmesg --time-format iso`: no host.
+#: `dmesg -T`, `dmesg --time-format iso`: no host. A comma before six digits is dmesg's own.
 _DMESG = re.compile(
     r"(?:<\d{1,3}>|kern *:\w+ *: *)?(?:\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2})"
-    rf" (?P<clock>\d\d:\d\d:\d\d) (?P<year>\d{{4}})\]|{_ISO} )"
+    r" (?P<clock>\d\d:\d\d:\d\d) (?P<year>\d{4})\]"
+    r"|(?P<iso>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6})(?P<zone>[+-]\d\d:?\d\d) (?!\S+ kernel: ))"
 )
 #: The kernel's own stamp counts from a boot that a log does not know; a replay would date the line by it.
 _UPTIME = re.compile(r"kernel: \[ *\d{1,10}\.\d{1,9}\] ")

@@ -88,6 +88,12 @@ def changes(entries: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]
     ]
 
 
+def quotes(done: Imported) -> list[str]:
+    """Where the lines are that were skipped, as `grep -n` would say it."""
+    examples = [text for its in done.sources[0].skipped.values() for text in its.examples]
+    return sorted(":".join(text.split(":")[:2]) for text in examples)
+
+
 def written(path: Path, text: str, at: str = "2026-11-25T21:00:00") -> Path:
     path.write_text(text)
     DATED.add(path)
@@ -144,10 +150,12 @@ def test_dmesg_with_iso_times_has_no_host_in_its_lines(tmp_path: Path, before: s
     log.write_text(
         f"{before}2026-11-25T20:56:32,000001{zone} usb 1-1: new device\n"
         f"{before}2026-11-25T20:56:33,123456{zone} {XID}\n"
+        f"2026-11-25T20:56:34+01:00 gpu0008 kernel: {XID}\n"
     )
     done, entries = imported(tmp_path, log)
     assert done.sources[0].kind == "dmesg"
     assert kernel_lines(entries) == [("gpu0007", "2026-11-25T19:56:33.123456Z")]
+    assert quotes(done) == ["dmesg-gpu0007.txt:3"]
     assert done.heard == {"gpu0007": [("2026-11-25", "2026-11-25")]}
     assert played(entries)["incidents"][0]["root"]["node"] == "gpu0007"
 
@@ -374,12 +382,6 @@ def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
     assert skipped["longer than 256 KiB"] == 1
     assert skipped["binary data: the line contains a NUL"] == 1
     assert played(entries)["incidents"][0]["root"]["node"] == "gpu0001"
-
-
-def quotes(done: Imported) -> list[str]:
-    """Where the lines are that were skipped, as `grep -n` would say it."""
-    examples = [text for its in done.sources[0].skipped.values() for text in its.examples]
-    return sorted(":".join(text.split(":")[:2]) for text in examples)
 
 
 def test_a_skipped_line_is_quoted_with_its_file_and_number(tmp_path: Path) -> None:

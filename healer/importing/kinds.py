@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from healer.importing.controller_log import is_controller_log
 from healer.importing.journal_text import is_record
+from healer.text import Said, say
 
 #: So much of the beginning is looked at.
 HEAD_BYTES = 64 << 10
@@ -61,6 +62,12 @@ _SHAPES = (
         ),
     ),
 )
+#: zip, 7z, rar, and what is packed once more.
+_FILES = re.compile(
+    rb"PK\x03\x04|PK\x05\x06|7z\xbc\xaf|Rar!|\x1f\x8b|BZh[1-9]1AY&SY|\xfd7zXZ\0|\x28\xb5\x2f\xfd", re.DOTALL
+)
+#: dmesg as it is without options: seconds since a boot that nothing dates.
+_UNDATED = re.compile(rb"(?:<\d+>|kern *:\w+ *: *)?\[ *\d{1,10}\.\d{6}\]")
 _BRACKETED = re.compile(rb"\[(?:\d{4}-\d\d-\d\dT|[A-Z][a-z]{2} +\d)")
 _SLURMD = re.compile(
     rb"slurmd version|slurmd started|prolog failed|launch task|_run_prolog|Launching batch job"
@@ -92,6 +99,22 @@ _JSON = (
     (Kind.sacct_json, re.compile(rb'"jobs"\s*:\s*\[')),
     (Kind.nodes, re.compile(rb'"nodes"\s*:\s*\[')),
 )
+
+
+def holds_files(head: bytes) -> bool:
+    """Whether what begins so holds other files, or is still packed."""
+    return head[257:262] == b"ustar" or _FILES.match(head) is not None
+
+
+def why_not(head: bytes) -> Said:
+    """Why nothing recognises what begins so."""
+    if holds_files(head):
+        return say("importing.archive_of_files")
+    if not head.strip():
+        return say("importing.empty")
+    if _UNDATED.match(head):
+        return say("importing.undated")
+    return say("importing.not_recognised")
 
 
 def recognised(head: bytes) -> Kind | None:

@@ -16,7 +16,7 @@ from healer.importing.controller_log import ControllerLog
 from healer.importing.happenings import Found
 from healer.importing.journal_text import JournalText
 from healer.importing.kernel_text import KernelText
-from healer.importing.kinds import HEAD_BYTES, Kind, recognised
+from healer.importing.kinds import HEAD_BYTES, Kind, holds_files, recognised, why_not
 from healer.importing.live_metrics import LiveMetrics, Window
 from healer.importing.local_stamps import LocalStamps, micros
 from healer.importing.measured_text import MeasuredText
@@ -122,10 +122,8 @@ def _read(source: Given, place: Workplace, shared: _Shared, counter: Counter | N
     state = place.state(source.number, by_name)
     if state is None:
         found = Found(source.number, Tally(source=source.name), place.folder, micros(source.written))
-        kind = source.kind or _kind(source, found.tally)
+        kind = _kind(source, found.tally)
         if kind is None:
-            if not found.tally.skipped:
-                found.tally.skip(say("importing.not_recognised"))
             return found
         found.tally.kind = str(kind)
         stamps = LocalStamps(shared.zone, source.written)
@@ -144,10 +142,16 @@ def _read(source: Given, place: Workplace, shared: _Shared, counter: Counter | N
 
 
 def _kind(source: Given, tally: Tally) -> Kind | None:
-    """By its head; an archive of which nothing can be read is noted."""
-    if source.path == STDIN:
-        return None
-    return recognised(next(pieces(opened(source.path), tally), b"")[:HEAD_BYTES])
+    """As given, or by its head. None: nothing of it can be read, and why is noted."""
+    if source.path == STDIN or source.window is not None:  # read once only
+        if source.kind is None:
+            tally.skip(say("importing.not_recognised"))
+        return source.kind
+    head = next(pieces(opened(source.path), tally), b"")[:HEAD_BYTES]
+    kind = None if holds_files(head) else source.kind or recognised(head)
+    if kind is None and not tally.skipped:
+        tally.skip(why_not(head))
+    return None if tally.skipped else kind
 
 
 def _window(source: Given) -> Window:

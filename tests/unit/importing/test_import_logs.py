@@ -4,12 +4,15 @@
 import bz2
 import codecs
 import gzip
+import io
 import json
 import lzma
 import os
 import random
+import tarfile
 import time
 import tracemalloc
+import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -23,7 +26,7 @@ import zstandard
 from healer.importing.importer import Imported, Reader, Wanted, run
 from healer.importing.kinds import Kind, recognised
 from healer.importing.source_text import Unpacked
-from healer.importing.sources import given
+from healer.importing.sources import given, host_of
 from healer.importing.workplace import workplace
 from healer.model import Mode
 from healer.recordings.recording import read
@@ -425,6 +428,67 @@ def test_each_reader_numbers_what_it_skips(tmp_path: Path, kind: Kind, lines: li
     path.write_text("".join(f"{line}\n" for line in lines))
     done, _ = imported(tmp_path, path, kinds=[kind])
     assert quotes(done) == [f"f:{place}" for place in places]
+
+
+def archived(pack: Any) -> bytes:
+    """Logs of two nodes in one file."""
+    held = io.BytesIO()
+    pack(
+        held, {f"{host}/dmesg": f"[Wed Nov 25 20:56:33 2026] {XID}\n" * 9 for host in ("gpu0001", "gpu0002")}
+    )
+    return held.getvalue()
+
+
+def tarred(file: io.BytesIO, texts: dict[str, str]) -> None:
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, text in texts.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+def zipped(file: io.BytesIO, texts: dict[str, str]) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, text in texts.items():
+            archive.writestr(name, text)
+
+
+@pytest.mark.parametrize("kind", [None, Kind.dmesg])
+@pytest.mark.parametrize(
+    "content",
+    [
+        archived(tarred), gzip.compress(archived(tarred)), archived(zipped),
+        gzip.compress(gzip.compress(f"[Wed Nov 25 20:56:33 2026] {XID}\n".encode())),
+    ],
+    ids=["tar", "tar.gz", "zip", "gz.gz"],
+)  # fmt: skip
+def test_an_archive_of_files_is_none_of_its_lines(tmp_path: Path, content: bytes, kind: Kind | None) -> None:
+    """Its name is no host, and its parts begin within a line."""
+    path = tmp_path / "logs.dmesg"
+    path.write_bytes(content)
+    done, entries = imported(tmp_path, path, kinds=[kind])
+    assert (entries, done.heard) == ([], {})
+    assert [(why, its.count) for why, its in done.sources[0].skipped.items()] == [
+        ("an archive of files, or packed twice: unpack it and import the folder", 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "empty"),
+        ("\n \n", "empty"),
+        (f"[  123.456789] {XID}\n", "the lines of this dmesg have no date: print it with dmesg -T"),
+        (
+            f"kern  :err   : [    3.400584] {XID}\n",
+            "the lines of this dmesg have no date: print it with dmesg -T",
+        ),
+        ("a\nb\n", "format not recognized: set it with --as"),
+    ],
+)
+def test_why_a_file_is_not_recognised(tmp_path: Path, content: str, why: str) -> None:
+    done, _ = imported(tmp_path, written(tmp_path / "gpu0001.dmesg", content))
+    assert list(done.sources[0].skipped) == [why]
 
 
 def test_file_of_unknown_format_is_reported(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Reads one source by its kind."""
 
 import errno
+import re
 import stat
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -35,10 +36,13 @@ from healer.text import say
 #: This machine's own zone.
 LOCAL = "local"
 _LOCAL_FILE = Path("/etc/localtime")
-#: Words of a file's name that name no host.
-_PROGRAMS = frozenset(
-    {"dmesg", "kern", "journal", "slurmd", "nhc", "nvidia", "smi", "bug", "report", "gpud", "events"}
+#: Words of a file's name that name no host: programs, and when it was written.
+_NO_HOST = re.compile(
+    r"(?:^|[-_\s]+)(?:dmesg|kern|journal|slurmd|nhc|nvidia|smi|bug|report|gpud|events"
+    r"|20\d\d-?[01]\d-?[0-3]\d(?:[-_T]?\d{4,6})?)(?=[-_\s]|$)"
 )
+#: Kinds whose lines name no host.
+_OF_ONE_HOST = frozenset({Kind.dmesg, Kind.slurmd, Kind.nvidia_smi, Kind.gpud})
 #: The number of a source is six digits of a key: a month of 1,250 nodes with a file a day each is 37,500.
 SOURCES_MOST = 999_999
 
@@ -73,9 +77,13 @@ def given(path: str, number: int, name: str, **fields: object) -> Given:
 
 def host_of(path: Path) -> str:
     """`gpu0001/dmesg.txt`, `gpu0001.dmesg.gz` and `slurmd-gpu0001.log` are of gpu0001."""
-    stem = path.name.partition(".")[0]
-    words = [word for word in stem.replace("_", "-").split("-") if word not in _PROGRAMS]
-    return "-".join(words) or path.parent.name
+    words = _NO_HOST.sub("", path.name.partition(".")[0]).strip("-_ ")
+    return _as_text(words or path.parent.name)
+
+
+def _as_text(name: str) -> str:
+    """A name of any bytes can be opened, but is no text that can be written."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def zone_named(name: str) -> ZoneInfo:
@@ -127,6 +135,8 @@ def _read(source: Given, place: Workplace, shared: _Shared, counter: Counter | N
             return found
         found.tally.kind = str(kind)
         stamps = LocalStamps(shared.zone, source.written)
+        if kind in _OF_ONE_HOST and source.host:
+            found.tally.note(say("importing.host_of_name", host=source.host))
         state = found, stamps, _reader(kind, source, found, stamps, shared), 0
     found, stamps, read, after = state
     found.tally.read_bytes = after

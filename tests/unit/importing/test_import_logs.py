@@ -491,6 +491,31 @@ def test_why_a_file_is_not_recognised(tmp_path: Path, content: str, why: str) ->
     assert list(done.sources[0].skipped) == [why]
 
 
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("dmesg-gpu0007.txt", "gpu0007"),
+        ("gpu_7.dmesg.gz", "gpu_7"),
+        ("nvidia_smi_gpu_7.txt", "gpu_7"),
+        ("dmesg gpu0007.txt", "gpu0007"),
+        ("dmesg-gpu0007-2026-11-25.txt", "gpu0007"),
+        ("dmesg-gpu-07_20261125T205633.txt", "gpu-07"),
+        ("dmesg-20261125", "gpu0009"),
+        ("dmesg.1.gz", "gpu0009"),
+        ("gpu0007.site.example.dmesg", "gpu0007"),
+    ],
+)
+def test_the_host_of_a_files_name(name: str, host: str) -> None:
+    assert host_of(Path("/srv/gpu0009") / name) == host
+
+
+def test_the_host_that_a_name_gives_is_said(tmp_path: Path) -> None:
+    done, _ = imported(tmp_path, written(tmp_path / "gpu0007.dmesg", f"[Wed Nov 25 20:56:33 2026] {XID}\n"))
+    assert done.sources[0].notes == [
+        "its lines name no host: gpu0007 is taken from the name of the file or folder"
+    ]
+
+
 def test_file_of_unknown_format_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(random.Random(2).randbytes(100_000))

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +101,8 @@ def _plan(sources: Sequence[Given], wanted: Wanted, reader: Reader) -> bytes:
     """The same for the same import: inputs as they are, and what reads them."""
     sizes = [size(source.path) for source in sources]
     options = [__version__, str(KEY), reader.version, wanted.cluster, wanted.pseudonymise]
-    return msgspec.json.encode([options, sizes, list(sources)])
+    # Not as UTF-8: a path is of any bytes.
+    return json.dumps([options, sizes, msgspec.to_builtins(list(sources))]).encode()
 
 
 def _read_apart(

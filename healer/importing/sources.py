@@ -63,6 +63,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
 def given(path: str, number: int, name: str, **fields: object) -> Given:
     """Raises OSError."""
+    name = _as_text(name)
     if path == STDIN:
         return Given(number=number, path=path, name=name, written=datetime.now(UTC), **fields)  # type: ignore[arg-type]
     if isinstance(window := fields.get("window"), Window):
@@ -134,9 +135,9 @@ def _read(source: Given, place: Workplace, shared: _Shared, counter: Counter | N
         if kind is None:
             return found
         found.tally.kind = str(kind)
-        stamps = LocalStamps(shared.zone, source.written)
         if kind in _OF_ONE_HOST and source.host:
             found.tally.note(say("importing.host_of_name", host=source.host))
+        stamps = LocalStamps(shared.zone, source.written)
         state = found, stamps, _reader(kind, source, found, stamps, shared), 0
     found, stamps, read, after = state
     found.tally.read_bytes = after

@@ -491,6 +491,24 @@ def test_why_a_file_is_not_recognised(tmp_path: Path, content: str, why: str) ->
     assert list(done.sources[0].skipped) == [why]
 
 
+def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:
+    """Of a file from a system whose names are Latin-1: of a log that names its hosts, and of one that does not."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    files = [
+        folder / os.fsdecode(b"m\xe9ssages"),
+        folder / os.fsdecode(b"gpu\xe9.dmesg"),
+        folder / "slurmd.log",
+    ]
+    files[0].write_text(f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n")
+    files[1].write_text(f"[Wed Nov 25 20:56:33 2026] {XID}\n")
+    files[2].write_text("[2026-11-25T20:56:33.000] error: prolog failed: rc:1 output:x\n")
+    done, entries = imported(tmp_path, *files)
+    assert kernel_lines(entries) == [("gpu0001", "2026-11-25T20:56:33Z")]
+    assert done.sources[0].source == "m\\xe9ssages"
+    assert list(done.sources[1].skipped) == ["node: not a valid node name"]
+
+
 @pytest.mark.parametrize(
     ("name", "host"),
     [

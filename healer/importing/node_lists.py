@@ -123,6 +123,9 @@ def _reason_of(node: SlurmNode, reasons: Reasons, found: Found) -> None:
             at_us, NodeChange((node.name,), "shown", (base.upper() or "DRAINED",), at_us=at_us, **fields)
         )
     elif signed := _SIGNED.fullmatch(node.reason):
-        reasons.out((node.name,), {**signed.groupdict(), "state": base})
+        try:
+            reasons.out((node.name,), {**signed.groupdict(), "state": base})
+        except ValueError as error:
+            found.tally.skip(say("importing.no_time_why", why=said_by(error)), node.reason, line=0)
     else:
         found.tally.skip(say("importing.undated_reason"), node.reason, line=0)

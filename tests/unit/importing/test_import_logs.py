@@ -534,6 +534,17 @@ def test_the_host_that_a_name_gives_is_said(tmp_path: Path) -> None:
     ]
 
 
+def test_a_reason_at_a_time_that_is_none_costs_itself(tmp_path: Path) -> None:
+    text = (
+        "NodeName=gpu0001 Arch=x86_64 CoresPerSocket=1\n   State=IDLE+DRAIN\n"
+        "   Reason=bad fan [root@0001-01-01T00:00:00]\n\n"
+        "NodeName=gpu0002 Arch=x86_64 CoresPerSocket=1\n   State=DOWN\n   Reason=x [root@2026-11-20T00:00:00]\n"
+    )
+    done, entries = imported(tmp_path, written(tmp_path / "nodes.txt", text))
+    assert list(done.sources[0].skipped) == ["not a time: 1 is not a plausible year"]
+    assert {row["name"] for row in changes(entries, "nodes") if row.get("reason") == "x"} == {"gpu0002"}
+
+
 def test_file_of_unknown_format_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(random.Random(2).randbytes(100_000))

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import msgspec
 
-from healer.importing.local_stamps import is_day, is_time
+from healer.importing.local_stamps import is_day, is_time, shown_time
 from healer.importing.same_events import Marks
 from healer.importing.sorted_runs import SortedRuns
 from healer.importing.tally import Tally
@@ -114,7 +114,7 @@ class Found:
     def add(self, at_us: int, happening: Happening, count: int = 1, *, line: int | None = None) -> None:
         """`count`: signals that it holds; `line`: see `Tally.skip`."""
         if not is_time(at_us) or at_us > self._latest_us:
-            self.tally.skip(say("importing.no_time_of_file"), str(at_us), count, line=line)
+            self.tally.skip(say("importing.no_time_of_file"), shown_time(at_us), count, line=line)
             return
         self.tally.signals += count
         self.tally.saw(at_us)

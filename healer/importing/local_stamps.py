@@ -47,6 +47,14 @@ def rfc3339(at_us: int) -> str:
     return moment_of(at_us).isoformat().replace("+00:00", "Z")
 
 
+def shown_time(at_us: int) -> str:
+    """For people: also of a time that no calendar has."""
+    try:
+        return rfc3339(at_us)
+    except OverflowError:
+        return f"{at_us} µs"
+
+
 class LocalStamps:
     """The clock of one source. Ask it in the order of the lines.
 

@@ -545,6 +545,16 @@ def test_a_reason_at_a_time_that_is_none_costs_itself(tmp_path: Path) -> None:
     assert {row["name"] for row in changes(entries, "nodes") if row.get("reason") == "x"} == {"gpu0002"}
 
 
+def test_a_time_later_than_the_file_is_quoted_as_a_time(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "m",
+        f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n2030-01-01T00:00:00Z gpu0001 kernel: {XID}\n",
+    )
+    done, _ = imported(tmp_path, path)
+    (its,) = done.sources[0].skipped.values()
+    assert its.examples == ["m:2: 2030-01-01T00:00:00Z"]
+
+
 def test_file_of_unknown_format_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(random.Random(2).randbytes(100_000))

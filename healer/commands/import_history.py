@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from healer.importing.tally import Tally
 
 
+#: Entries named in one line.
+_NAMED = 5
+
+
 def register(app: typer.Typer) -> None:
     app.command("import")(import_history)
 
@@ -126,8 +130,8 @@ def _sources(
 
 
 def files_of(path: str, output: Path) -> list[str]:
-    """Files of a folder by name, without what this import writes there. A folder that may not be read is an
-    error, as a file is."""
+    """Files of a folder by name, without what this import writes there; what is no file is named. A folder
+    that may not be read is an error, as a file is."""
     from healer.importing.workplace import place_of
 
     def unread(error: OSError) -> None:
@@ -137,9 +141,22 @@ def files_of(path: str, output: Path) -> list[str]:
     with reading(path):
         if not Path(path).is_dir():
             return [path]
-        found = [Path(folder, name) for folder, _, names in os.walk(path, onerror=unread) for name in names]
-        files = [each for each in sorted(found) if each.is_file()]
+        found = sorted(
+            Path(folder, name)
+            for folder, folders, names in os.walk(path, onerror=unread)
+            for name in [*names, *(each for each in folders if Path(folder, each).is_symlink())]
+        )
+    files = [each for each in found if each.is_file()]
+    _name_others(path, [str(each.relative_to(path)) for each in found if not each.is_file()])
+    if not files:
+        print_line(say("commands.import_no_files", folder=path), err=True)
     return [str(each) for each in files if written.isdisjoint({each.resolve(), each.resolve().parent})]
+
+
+def _name_others(folder: str, others: Sequence[str]) -> None:
+    if others:
+        names = joined([*others[:_NAMED], *["…"] * (len(others) > _NAMED)], "comma")
+        print_line(say("commands.import_others", folder=folder, count=len(others), names=names), err=True)
 
 
 def _by_name(options: Sequence[str]) -> Callable[[str], str]:

@@ -267,6 +267,30 @@ def test_an_import_into_its_own_folder_reads_nothing_that_it_wrote(tmp_path: Pat
         assert [Path(source["source"]).name for source in done["sources"]] == ["messages"]
 
 
+def test_what_is_no_file_in_a_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A link to a folder is not followed, as it may lead back; the rest cannot be read twice."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "messages").write_text("")
+    (folder / "same").symlink_to("messages")
+    assert files_of(str(folder), tmp_path / "r") == [str(folder / "messages"), str(folder / "same")]
+    assert capsys.readouterr().err == ""
+    (folder / "gpu0001").mkdir()
+    os.mkfifo(folder / "gpu0001" / "pipe")
+    (folder / "loop").symlink_to(".")
+    (folder / "nowhere").symlink_to("gone")
+    (folder / "zero").symlink_to("/dev/zero")
+    assert files_of(str(folder), tmp_path / "r") == [str(folder / "messages"), str(folder / "same")]
+    assert capsys.readouterr().err == (
+        f"{folder}: 4 entries are left out, as they are no files: gpu0001/pipe, loop, nowhere, zero\n"
+    )
+
+
+def test_a_folder_without_files_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert files_of(str(tmp_path), tmp_path / "r") == []
+    assert capsys.readouterr().err == f"{tmp_path}: no files\n"
+
+
 def test_a_folder_without_rights_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`rglob` says nothing of it. Root may read all, so the system's answer is played."""
     (tmp_path / "gpu0002").mkdir()

@@ -219,7 +219,7 @@ def _lasting(row: Mapping[str, Any]) -> dict[str, Any]:
 def _nodes(found: Sequence[Found]) -> tuple[set[str], list[Said]]:
     """The cluster's nodes, and what was assumed of them."""
     listed = {node for each in found if each.complete for node in each.nodes}
-    named = {node for each in found for node in each.nodes}
+    named = {node for each in found for node in each.nodes if is_name(node)}
     if listed:
         return listed, []
     names = NodeNames(named, {})

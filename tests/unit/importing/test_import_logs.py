@@ -534,6 +534,16 @@ def test_the_host_that_a_name_gives_is_said(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_no_name_of_a_node_is_no_node(tmp_path: Path) -> None:
+    folder = tmp_path / "logs of a rack"
+    folder.mkdir()
+    log = written(folder / "slurmd.log", "[2026-11-25T20:56:33.000] error: prolog failed: rc:1 output:x\n")
+    done, entries = imported(tmp_path, log)
+    assert (done.nodes, done.left_out) == (0, {"logs of a rack": 1})
+    assert changes(entries, "nodes") == []
+    assert all(not entry["body"].get("nodes") for entry in entries if entry["route"] == "slurm/nodes")
+
+
 def test_a_reason_at_a_time_that_is_none_costs_itself(tmp_path: Path) -> None:
     text = (
         "NodeName=gpu0001 Arch=x86_64 CoresPerSocket=1\n   State=IDLE+DRAIN\n"

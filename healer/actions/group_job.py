@@ -15,9 +15,8 @@ from healer.actions.base import Again, Context, Failed, Result
 from healer.actions.test_form import TestOutcome, parse_report
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import FIGURE_SHARE, SlurmJob, SlurmSnapshot, rates_in
-from healer.model.hostlist import name_some
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
-from healer.text import NO_WORDS, Said, quoted, said_by, say, to_stored
+from healer.text import NO_WORDS, Said, name_some, quoted, said_by, say, to_stored
 
 #: With fewer nodes, a half has no two nodes that could be tested together.
 LEAST = 4

@@ -12,9 +12,8 @@ import msgspec
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.model import DEVICE_MARK, Column, CommandSeen, Component, Incident, Part, StepEvent
-from healer.model.hostlist import name_some
 from healer.ports.node_exec import CommandFailed
-from healer.text import Said, joined, quoted, said_by, say
+from healer.text import Said, joined, name_some, quoted, said_by, say
 
 _COUNTERS_AGAIN_S = 15.0
 STILL_S = 600

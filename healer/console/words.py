@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from healer.model.hostlist import name_some
-from healer.text import Said, capital, joined, quoted, say
+from healer.text import Said, capital, joined, name_some, quoted, say
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from healer.model.hostlist import name_some
-from healer.text import Said, joined, say
+from healer.text import Said, joined, name_some, say
 
 #: A dump of 2,000 entries with their stack frames has about 600,000 opcodes.
 MOST_OPCODES = 2_000_000

@@ -19,10 +19,9 @@ from healer.detection.outlook import slope_of
 from healer.detection.presentation import with_unit
 from healer.detection.protocol import Detector, Look, Spell, Spells, new_evidence
 from healer.model import Component, Detections, FaultClass, Finding, Scope, Sense, SlurmSnapshot
-from healer.model.hostlist import name_some
 from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import Series
-from healer.text import Said, say
+from healer.text import Said, name_some, say
 
 JOB_LEAK = "job-memory-leak"
 LOOK_S = 60.0

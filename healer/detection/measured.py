@@ -31,9 +31,8 @@ from healer.model import (
     Scope,
     Sense,
 )
-from healer.model.hostlist import name_some
 from healer.observations.telemetry_windows import Telemetry
-from healer.text import Said, quoted, say
+from healer.text import Said, name_some, quoted, say
 
 #: Findings of one rule per tick; the others follow in later ticks. A storm must not stop the tick.
 MOST_AT_ONCE = 50

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from healer.detection.protocol import new_evidence, percent
 from healer.detection.streams import Pace, alike, medians, side_by_side
 from healer.model import Chart, ChartLine, Component, FaultClass, Finding, Sense
-from healer.model.hostlist import name_some
 from healer.observations.step_columns import PARTS
 from healer.observations.steps import JobSteps, Places
-from healer.text import Said, joined, quoted, say
+from healer.text import Said, joined, name_some, quoted, say
 
 STRAGGLER = "straggler"
 JOB_SLOW = "job-slow"

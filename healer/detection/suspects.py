@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from healer.detection.protocol import new_evidence, percent
 from healer.detection.streams import Pace
 from healer.model import Component, Finding, Sense, SlurmSnapshot
-from healer.model.hostlist import name_some
 from healer.observations.steps import JobSteps, LifeKey, active_job
-from healer.text import Said, joined, quoted, say
+from healer.text import Said, joined, name_some, quoted, say
 
 #: Priors: the probability that a node slows its jobs, and the odds of a node with an open fault.
 PRIOR, FAULT_ODDS = 0.01, 30.0

@@ -32,10 +32,10 @@ from healer.model import (
 )
 from healer.model.detection import is_due
 from healer.model.faults import FLEET_OFFLINE, NODE_OFFLINE
-from healer.model.hostlist import compact, name_some
+from healer.model.hostlist import compact
 from healer.model.slurm import is_empty_reason, is_only_ours, slurm_kind
 from healer.observations import Picture, Standing
-from healer.text import Said, joined, quoted, say
+from healer.text import Said, joined, name_some, quoted, say
 
 #: The most names in a sentence.
 _NAMED = 5

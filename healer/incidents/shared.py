@@ -45,10 +45,9 @@ from healer.model.faults import (
     silences_behind,
     traits_of,
 )
-from healer.model.hostlist import name_some
 from healer.observations import Picture
 from healer.observations.silences import Outage
-from healer.text import NO_WORDS, Said, quoted, say
+from healer.text import NO_WORDS, Said, name_some, quoted, say
 
 #: How long after its last report a broken place explains the faults of its nodes.
 EXPLAINS_FOR = timedelta(minutes=10)

@@ -1,9 +1,7 @@
-"""Slurm's hostlist brackets: `gpu[0001-0016,0020]` -> names; and short lists for sentences. Pure."""
+"""Slurm's hostlist brackets: `gpu[0001-0016,0020]` -> names. Pure."""
 
 import re
-from collections.abc import Iterable, Sequence
-
-from healer.text import Said, joined, say
+from collections.abc import Iterable
 
 #: More than the largest Slurm cluster; a typing error must not use up the memory.
 MOST_NAMES = 100_000
@@ -91,11 +89,3 @@ def _bracketed(head: str, width: int, numbers: list[int]) -> str:
         return f"{head}{numbers[0]:0{width}}"
     pieces = [f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in runs]
     return f"{head}[{','.join(pieces)}]"
-
-
-def name_some(names: Sequence[str], most: int, count: int | None = None) -> Said:
-    """`a, b and 7 more`: at most `most` of the names. `count`: how many there are, where `names` are some."""
-    shown = names[:most]
-    more = (len(names) if count is None else count) - len(shown)
-    named = joined(shown, "comma")
-    return say("words.and_more", names=named, n=more) if more > 0 else named

@@ -35,13 +35,12 @@ from healer.model import (
     TicketStage,
     asked_of,
 )
-from healer.model.hostlist import name_some
 from healer.model.shown import one_line, shown
 from healer.ports.answers import SEAL
 from healer.ports.break_glass import GlassState, Opening
 from healer.ports.outbound import APPROVAL_MARK, BACK_OFF, FORGOTTEN, Notice, Raised
 from healer.ports.service_accounts import TokenRow
-from healer.text import NO_WORDS, Said, at, in_language, joined, quoted, say
+from healer.text import NO_WORDS, Said, at, in_language, joined, name_some, quoted, say
 from healer.text.language import Language
 
 #: Lines of a closing notice about what was done, and incidents in one digest.

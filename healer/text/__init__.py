@@ -14,6 +14,7 @@ from healer.text.said import (
     from_stored,
     is_worded,
     joined,
+    name_some,
     no_words,
     quoted,
     read_said,

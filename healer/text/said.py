@@ -1,6 +1,6 @@
 """A sentence for people, with the key and arguments that it was made from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from math import isfinite
@@ -120,6 +120,14 @@ def joined(parts: Iterable[str], by: Separator) -> Said:
     if len(items) == 1:
         return quoted(items[0])
     return Said(join(items, by, ENGLISH), f"words.{by}", {"items": items})
+
+
+def name_some(names: Sequence[str], most: int, count: int | None = None) -> Said:
+    """`a, b and 7 more`: at most `most` of the names. `count`: how many there are, where `names` are some."""
+    shown = names[:most]
+    more = (len(names) if count is None else count) - len(shown)
+    named = joined(shown, "comma")
+    return say("words.and_more", names=named, n=more) if more > 0 else named
 
 
 def join(items: list[str], by: str, language: str) -> str:

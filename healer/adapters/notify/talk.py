@@ -28,7 +28,7 @@ _LABEL = re.compile(r"[^:：]{1,24}(?:: |：)")
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """`body` is None if it is empty or no JSON; `is_page`: there is one, and it is no JSON."""
+    """`body` is None if it is empty or no JSON; `is_page`: it is a page for people (HTML)."""
 
     status: int
     body: Any
@@ -78,8 +78,8 @@ class Talk:
         content = read_body(response, ANSWER_MAX, time.monotonic() + self._timeout_s)
         if content is None:
             raise DeliveryFailed(say("adapters.who_endless", who=self.who))
-        body = decode_json(content)
-        return Reply(response.status_code, body, wait_s, is_page=body is None and bool(content.strip()))
+        is_page = content.lstrip().startswith(b"<")
+        return Reply(response.status_code, decode_json(content), wait_s, is_page=is_page)
 
 
 class OneWay:

@@ -147,7 +147,9 @@ def _run(arguments: Sequence[str] | None) -> None:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _forget_output()
-            _end(local(say("commands.output_lost", why=error.strerror)), 1)
+            why = error.strerror
+            file = error.filename and say("commands.unwritable", name=str(error.filename), why=why)
+            _end(local(file or say("commands.output_lost", why=why)), 1)
         if not _is_database_away(error):
             raise
         why = " ".join(str(error.__cause__ or error).split())

@@ -117,7 +117,7 @@ def split_prefix(line: str) -> Prefix | None:
 
 
 def one_line(record: str) -> str:
-    """A record with its inner line ends in the form of /dev/kmsg, `\x0a`: the text after one is not a
+    """A record with its inner line ends in the form of /dev/kmsg, `\\x0a`: the text after one is not a
     separate line, whatever a process wrote there. rsyslog writes them as `#012`."""
     record = record.replace("#012", "\n").strip("\r\n")
     return record.replace("\r\n", "\n").replace("\n", "\\x0a")

@@ -65,6 +65,7 @@ def unguarded(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A transaction of a superuser who has taken the audit's triggers away, and puts them back."""
     tables = ("audit_records", "audit_chain", "audit_checkpoints")
     with engine.begin() as conn:
+        conn.execute(sa.text("SET LOCAL lock_timeout = '60s'"))
         for table in tables:
             conn.execute(sa.text(f"ALTER TABLE {table} DISABLE TRIGGER USER"))
         yield conn

@@ -527,7 +527,7 @@ def history_rewritten(product: Attacked, *statements: str) -> Iterator[None]:
     Until then the worker is stopped."""
     engine = sa.create_engine(product.database_url(), poolclass=sa.NullPool)
     written = product.checkpoints / CHECKPOINT_FILE
-    with stopped(product.pids()["worker"]):
+    with worker_stopped(product, engine):
         before = written.read_bytes()
         with engine.begin() as conn:
             for table in AUDITED:
@@ -550,6 +550,21 @@ def history_rewritten(product: Attacked, *statements: str) -> Iterator[None]:
 
 
 AUDITED = ("audit_records", "audit_chain", "audit_checkpoints")
+
+
+@contextmanager
+def worker_stopped(product: Attacked, engine: sa.Engine) -> Iterator[None]:
+    """Between two of its transactions: stopped within one, as it seals, it would keep its locks."""
+    at_work = (
+        "SELECT count(*) FROM pg_stat_activity WHERE usename = 'healer_worker' AND xact_start IS NOT NULL"
+    )
+    while True:
+        with stopped(product.pids()["worker"]):
+            with engine.connect() as conn:
+                is_between = conn.scalar(sa.text(at_work)) == 0
+            if is_between:
+                yield
+                return
 
 
 @pytest.fixture(scope="module")

@@ -358,27 +358,37 @@ def read_inventories(conn: sa.Connection, cluster: str, node: str | None = None)
 
 
 #: The last list of a node's GPUs is this old at most: heartbeats come every few seconds.
-HEARTBEAT_WINDOW = timedelta(minutes=5)
+_HEARTBEAT_WINDOW = timedelta(minutes=5)
+
+
+def listed_gpus(
+    conn: sa.Connection, cluster: str, node: str | None, now: datetime, named: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The GPUs in the newest of the node's heartbeats that lists any; with `named` that lists the GPU with
+    these fields. Empty if there is none."""
+    gpus = inbox.c.doc["data"]["gpus"]
+    lists = inbox.c.doc["data"].has_key("gpus") if named is None else gpus.contains([named])
+    newest = (
+        sa.select(gpus)
+        .where(
+            inbox.c.cluster == cluster,
+            inbox.c.node == node,
+            inbox.c.kind == "heartbeat",
+            inbox.c.arrived_at > now - _HEARTBEAT_WINDOW,
+            lists,
+        )
+        .order_by(inbox.c.arrived_at.desc(), inbox.c.id.desc())
+        .limit(1)
+    )
+    return conn.execute(newest).scalar() or []
 
 
 def reported_gpu(conn: sa.Connection, root: Component, now: datetime) -> dict[str, Any]:
     """The entry of this GPU in the newest of its node's heartbeats that lists it: a lost GPU is missing from
     those that follow. Empty if there is none."""
     named = {"pci": root.pci} if root.pci else {"index": root.gpu}
-    gpus = inbox.c.doc["data"]["gpus"]
-    listed = conn.execute(
-        sa.select(gpus)
-        .where(
-            inbox.c.cluster == root.cluster,
-            inbox.c.node == root.node,
-            inbox.c.kind == "heartbeat",
-            inbox.c.arrived_at > now - HEARTBEAT_WINDOW,
-            gpus.contains([named]),
-        )
-        .order_by(inbox.c.arrived_at.desc(), inbox.c.id.desc())
-        .limit(1)
-    ).scalar()
-    return next((gpu for gpu in listed or () if named.items() <= gpu.items()), {})
+    listed = listed_gpus(conn, root.cluster, root.node, now, named)
+    return next((gpu for gpu in listed if named.items() <= gpu.items()), {})
 
 
 def changed_since(conn: sa.Connection, cluster: str, since: datetime) -> dict[str, Inventory]:

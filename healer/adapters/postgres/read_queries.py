@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -23,11 +22,11 @@ from healer.adapters.postgres.incident_rows import (
 )
 from healer.adapters.postgres.node_life import read_life
 from healer.adapters.postgres.node_rows import (
-    HEARTBEAT_WINDOW,
     PostgresSnapshots,
     SnapshotStore,
     changed_since,
     cluster_names,
+    listed_gpus,
     measured_figures,
     read_controller,
     read_inventories,
@@ -40,7 +39,7 @@ from healer.adapters.postgres.run_rows import PostgresRuns, asking_runs
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
 from healer.adapters.postgres.state_rows import states_at
-from healer.adapters.postgres.tables import gate, inbox, incidents, requeues, run_log, runs, snapshots
+from healer.adapters.postgres.tables import gate, incidents, requeues, run_log, runs, snapshots
 from healer.model import CONTEXT_LONGEST, Breaker, FaultClass, LogEntry, Pause, Ruleset, StepEvent
 from healer.ports.answers import (
     CheckpointSeen,
@@ -138,29 +137,12 @@ class PostgresNodes(SnapshotStore):
                 node=snapshot.nodes[node],
                 watched=tuple(watched(conn, [cluster], now, about_node(node))),
                 history=tuple(incident_page(conn, of_node, _HISTORY).items),
-                gpus=_reported_gpus(conn, cluster, node, now),
+                gpus={int(gpu["index"]): gpu for gpu in listed_gpus(conn, cluster, node, now)},
                 inventory=inventory[0] if inventory else None,
                 lemon=read_lemons(conn, cluster, node).get(node),
                 unusual=read_unusual(conn, cluster, node, now),
                 standing=read_standing(conn, cluster, node),
             )
-
-
-def _reported_gpus(conn: sa.Connection, cluster: str, node: str, now: datetime) -> dict[int, dict[str, Any]]:
-    """By GPU index: the entry in the node's last heartbeat."""
-    data = conn.execute(
-        sa.select(inbox.c.doc["data"]["gpus"])
-        .where(
-            inbox.c.cluster == cluster,
-            inbox.c.node == node,
-            inbox.c.kind == "heartbeat",
-            inbox.c.arrived_at > now - HEARTBEAT_WINDOW,
-            inbox.c.doc["data"].has_key("gpus"),
-        )
-        .order_by(inbox.c.arrived_at.desc())
-        .limit(1)
-    ).scalar()
-    return {int(gpu["index"]): gpu for gpu in data or ()}
 
 
 INCIDENTS_SHOWN = 100

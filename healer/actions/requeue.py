@@ -51,7 +51,7 @@ def save_first(ctx: Context, job: SlurmJob) -> Again | None:
     """
     signalled, now = _signal_entry(ctx), ctx.tools.now()
     if signalled is not None and now < signalled.at and _until(signalled.data) > signalled.at:
-        return _waits_anew(ctx, job, signalled)
+        return _grant_again(ctx, job, signalled)
     if signalled is not None and _until(signalled.data) > now:
         return _waits(ctx, signalled.text, signalled.data)
     wish = wish_of(job)
@@ -104,7 +104,7 @@ def _waits(ctx: Context, text: Said, data: dict[str, str]) -> Again:
     return Again(text, min(LOOK_AGAIN_S, left_s), since=until, data=data)
 
 
-def _waits_anew(ctx: Context, job: SlurmJob, signalled: LogEntry) -> Again:
+def _grant_again(ctx: Context, job: SlurmJob, signalled: LogEntry) -> Again:
     """The clock was set back since the signal: the end of the job's time lies too far ahead by as much, and
     what is left of it is unknown. It gets that time once more, and no second signal."""
     until = ctx.tools.now() + (_until(signalled.data) - signalled.at)
@@ -159,7 +159,7 @@ def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
             {"restarts": job.restarts, "nodes": list(job.nodes), "state": job.state},
         )
     if job.state == "PENDING" and "COMPLETING" not in job.flags:
-        if (_is_put_back(job) and not is_begin_chosen(job)) or release.missing(ctx, job):
+        if _is_put_back(job) or release.missing(ctx, job):
             return None
         return Done(
             _why_pending(job, done), {"restarts": job.restarts, "state": job.state, "reason": job.reason}
@@ -176,7 +176,8 @@ def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
 
 
 def _is_put_back(job: SlurmJob) -> bool:
-    return job.reason.startswith(_BEFORE_BEGIN)
+    """Slurm alone makes the job wait after its requeue; a begin time that somebody chose is kept."""
+    return job.reason.startswith(_BEFORE_BEGIN) and not is_begin_chosen(job)
 
 
 def _named(nodes: Sequence[str]) -> str:
@@ -232,7 +233,7 @@ def _bring_to_start(ctx: Context, job: SlurmJob) -> Result | None:
     step = release.keep_off(ctx, job) or _spare(ctx, job)
     if step is not None:
         return step
-    if _is_put_back(job) and not is_begin_chosen(job):
+    if _is_put_back(job):
         ctx.fence()
         ctx.tools.scheduler.start_now(job.id)
     return None

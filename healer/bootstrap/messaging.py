@@ -284,8 +284,8 @@ def delivery(
     settings: Settings, db: sa.Engine, notifications: Callable[[], Notifications] = Notifications
 ) -> tuple[Callable[[], float | None], ...]:
     """Returns one round of delivery of messages, and one of tickets: a ticket may take its system longer than
-    a page may take. What has no sink stays in healer's own list. `notifications` has the language of tickets
-    and the URL of their links."""
+    a page may take. Messages and tickets without a sink stay in healer's own list. `notifications` has the
+    language of tickets and the URL of their links."""
     notify = _webhook(settings, settings.notify_webhook_url)
     notifier = WebhookNotifier(notify) if notify else None
     repairs = tickets(settings)

@@ -77,7 +77,7 @@ _SOON = timedelta(minutes=1)
 _OLDEST = timedelta(hours=24)
 #: Bots that post every message as a new one, so acknowledgements are not sent there.
 _BOTS = (ChannelKind.wecom, ChannelKind.dingtalk, ChannelKind.feishu)
-#: Longer than from the queuing of a message to its round of planning.
+#: Longer than a message waits for its round of planning.
 _LATELY = timedelta(minutes=1)
 #: Why the waiting deliveries of a removed channel end.
 _UNNAMED = "rules/notifications.yaml names this channel no longer"

@@ -207,7 +207,7 @@ def pieces(file: Bytes, tally: Tally) -> Iterator[bytes]:
 
 def blocks(file: Bytes, tally: Tally) -> Iterator[bytes]:
     """Whole lines, about 1 MiB at once, each with its end. Longer lines than LINE_BYTES and lines with a NUL
-    are skipped. Who takes a block counts its lines before the next."""
+    are skipped. The caller counts the lines of a block before it takes the next."""
     rest, dropping = b"", False
     for each in pieces(file, tally):
         piece = each

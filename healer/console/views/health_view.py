@@ -16,7 +16,7 @@ from healer.text import joined, quoted, say
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)
-#: What is stored already: a site's exporters and healer's hooks measure the same.
+#: Repeated samples: a site's exporters and healer's hooks measure the same.
 HARMLESS = frozenset({LossReason.out_of_order})
 
 

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-pytest_plugins = ["tests.support.stack"]
+pytest_plugins = ["tests.support.stack", "tests.support.written_rows"]
 
 #: The caller of the tests may work with a healer, a Slurm or a database of their own, in a job, by SSH or
 #: behind a proxy. What their environment says of those is no test's business: each test says what it needs.

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import judged_recordings as judged
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.usefixtures("written_is_readable")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["case"]) for case in judged.cases()])

@@ -93,7 +93,8 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     action."""
     if walk.facts is None:
         return
-    runs = walk.runs = {run.id: run for run in walk.tx.active_runs()}
+    at_work, with_commands = walk.tx.at_work(batch)
+    runs = walk.runs = {run.id: run for run in at_work}
     if begun := [run for run in runs.values() if run.state is RunState.running]:
         walk.facts = count_begun(walk.gate, begun, walk.work.by_id.get, walk.rules, walk.now)
     settle_vetoes_and_breaker(walk)
@@ -103,9 +104,8 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     asked = begin_looks(walk) if _any_relayed(walk) else frozenset[str]()
     walk.started += begin_releases(walk)
     walk.started += begin_sweeps(walk)
-    drained, at_work = healer_drains(walk.picture), list(runs.values())
-    take_findings(walk.work, forgotten_drains(drained, walk.gate, at_work, walk.open_incidents(), walk.now))
-    with_commands = walk.tx.incidents_with_commands(batch)
+    drained, left = healer_drains(walk.picture), list(runs.values())
+    take_findings(walk.work, forgotten_drains(drained, walk.gate, left, walk.open_incidents(), walk.now))
     for listed in by_urgency(walk.open_incidents(), walk.picture.slurm):
         incident = walk.work.by_id[listed.id]  # an earlier iteration may have changed it
         rule = walk.rules.by_name.get(incident.rule)

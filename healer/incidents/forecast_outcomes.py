@@ -46,15 +46,15 @@ def settle_forecasts(
         return
     picture.forecasts_looked_at = now
     forecasts = {forecast.id: forecast for forecast in tx.forecasts(now - LOOK_BACK)}
-    by_rule = {forecast.rule: forecast for forecast in rules.forecasts}
+    by_rule, changed = {forecast.rule: forecast for forecast in rules.forecasts}, dict[str, Forecast]()
     for changes in (
         lambda: _new_forecasts(forecasts.values(), by_rule, foreseen, now),
         lambda: _hits(forecasts.values(), faults, picture, now),
         lambda: _expired(forecasts.values(), picture, now),
     ):
-        for changed in list(changes()):
-            forecasts[changed.id] = changed
-            tx.save_forecast(changed)
+        for one in list(changes()):
+            forecasts[one.id] = changed[one.id] = one
+    tx.save_forecasts(list(changed.values()))
 
 
 def _new_forecasts(

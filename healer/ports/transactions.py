@@ -96,9 +96,9 @@ class WalkTx(Protocol):
         """Sweeps in progress by these playbooks, nodes with faults, and nodes tested since then."""
         ...
 
-    def incidents_with_commands(self, batch: Sequence[Observation]) -> set[str]:
-        """Incidents with committed commands that are not in this batch. Called under the gate's lock: such an
-        incident is decided by the next walk, which has the command.
+    def at_work(self, batch: Sequence[Observation]) -> tuple[list[Run], set[str]]:
+        """The active runs, and the incidents with committed commands that are not in this batch. Called under
+        the gate's lock: such an incident is decided by the next walk, which has the command.
         """
         ...
 
@@ -119,7 +119,9 @@ class WalkTx(Protocol):
         """Open forecasts, and those that ended at `since` or later; oldest first."""
         ...
 
-    def save_forecast(self, forecast: Forecast) -> None: ...
+    def save_forecasts(self, forecasts: Sequence[Forecast]) -> None:
+        """Stores them, each once in a transaction, and after they were read there."""
+
     def save_inventories(self, inventories: Sequence[Inventory]) -> None: ...
     def references(self) -> list[Reference]: ...
     def add_decision(self, decision: Decision) -> None: ...

@@ -143,8 +143,9 @@ class MemoryTx:
     def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
         return self._ledger.sweeps(playbooks, since)
 
-    def incidents_with_commands(self, batch: Sequence[Observation]) -> set[str]:
-        return {command.incident for command in self._tables.commands if command.incident is not None}
+    def at_work(self, batch: Sequence[Observation]) -> tuple[list[Run], set[str]]:
+        commanded = {command.incident for command in self._tables.commands if command.incident is not None}
+        return self.active_runs(), commanded
 
     def save_incident(self, incident: Incident) -> None:
         self.undo.put(self._tables.incidents, incident.id, incident)
@@ -171,8 +172,9 @@ class MemoryTx:
         )
         return sorted(kept, key=lambda forecast: (forecast.told_at, forecast.id))
 
-    def save_forecast(self, forecast: Forecast) -> None:
-        self.undo.put(self._tables.forecasts, forecast.id, forecast)
+    def save_forecasts(self, forecasts: Sequence[Forecast]) -> None:
+        for forecast in forecasts:
+            self.undo.put(self._tables.forecasts, forecast.id, forecast)
 
     def save_inventories(self, inventories: Sequence[Inventory]) -> None:
         for inventory in inventories:

@@ -1,5 +1,5 @@
-"""What a loop wrote can be read back from a store. A sentence in a field for plain text could be written, and no
-process could read that row again."""
+"""What a loop wrote can be read back from a store. A sentence in a field for plain text could be written, and
+no process could read that row again."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields

@@ -100,7 +100,8 @@ _ALONE = sa.text("SELECT pg_try_advisory_xact_lock(hashtextextended(:name, 0))")
 _LEFT = sa.text(
     "SELECT id, epoch FROM runs WHERE id = ANY(:ids) AND state = 'running' AND lease_until IS NOT NULL"
 )
-#: The log and the incident of each of these runs.
+#: The log and the incident of each of these runs. Not part of `_TAKE`, which sees the log as of its start: a
+#: command may have added to it before the row was locked.
 _ABOUT = sa.text("""
 SELECT runs.id, incidents.doc AS incident, coalesce((
     SELECT json_agg(json_build_object('seq', seq, 'doc', doc) ORDER BY seq) FROM run_log

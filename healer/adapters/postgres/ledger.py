@@ -18,7 +18,6 @@ from healer.adapters.postgres.engine import (
     Writes,
     ledger_errors,
     ledger_reading,
-    pick,
     read_doc,
     read_docs,
     read_structs,
@@ -76,7 +75,7 @@ from healer.model import (
     Veto,
 )
 from healer.ports.lease import LEASE, NAP, UNHEARD
-from healer.text import from_stored, to_stored
+from healer.text import from_stored
 
 #: The window of the storm count: incidents resolved within it are still read.
 _RECENT = timedelta(minutes=5)
@@ -94,6 +93,14 @@ FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, p
 ON CONFLICT (id) DO UPDATE SET cluster = excluded.cluster, rule = excluded.rule, state = excluded.state,
   severity = excluded.severity, node = excluded.node, opened = excluded.opened, updated = excluded.updated,
   closed = excluded.closed, doc = excluded.doc
+""")
+_SAVE_FORECASTS = sa.text("""
+INSERT INTO forecasts (id, cluster, rule, outcome, told_at, ended_at, doc)
+SELECT doc->>'id', doc->>'cluster', doc->>'rule', doc->>'outcome', (doc->>'told_at')::timestamptz,
+  (doc->>'ended_at')::timestamptz, doc
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) AS doc
+ON CONFLICT (id) DO UPDATE SET cluster = excluded.cluster, rule = excluded.rule, outcome = excluded.outcome,
+  told_at = excluded.told_at, ended_at = excluded.ended_at, doc = excluded.doc
 """)
 _ADD = """
 INSERT INTO {} (incident, at, doc)
@@ -282,17 +289,20 @@ class PostgresTx:
     def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
         return gate.read_sweeps(self.conn, self._cluster, playbooks, since)
 
-    def incidents_with_commands(self, batch: Sequence[Observation]) -> set[str]:
+    def at_work(self, batch: Sequence[Observation]) -> tuple[list[Run], set[str]]:
         taken = [signal.inbox_id for signal in batch if signal.kind is ObservationKind.command]
-        names = self.conn.execute(
-            sa.select(inbox.c.doc["incident"].astext).where(
-                inbox.c.cluster == self._cluster,
-                inbox.c.consumed_at.is_(None),
-                inbox.c.kind == ObservationKind.command.value,
-                inbox.c.id.not_in(taken),
-            )
+        commanded = inbox.c.doc["incident"].astext
+        waiting = sa.select(sa.null(), commanded).where(
+            inbox.c.cluster == self._cluster,
+            inbox.c.consumed_at.is_(None),
+            inbox.c.kind == ObservationKind.command.value,
+            inbox.c.id.not_in(taken),
+            commanded.is_not(None),
         )
-        return {name for name in names.scalars() if name is not None}
+        active = sa.select(runs.c.doc, sa.null()).where(*self._active)
+        rows = self.conn.execute(active.union_all(waiting)).all()
+        at_work = [from_stored(doc, Run) for doc, _ in rows if doc is not None]
+        return at_work, {incident for _, incident in rows if incident is not None}
 
     def save_incident(self, incident: Incident) -> None:
         if incident.id in self._saved:
@@ -320,10 +330,8 @@ class PostgresTx:
         # Not `conn`: none of the rows that wait is a forecast.
         return read_docs(self._conn, query.order_by(table.told_at, table.id), Forecast)
 
-    def save_forecast(self, forecast: Forecast) -> None:
-        row = pick(forecast, "cluster", "rule", "outcome", "told_at", "ended_at")
-        row["doc"] = to_stored(forecast)
-        self.conn.execute(upsert(forecasts, {"id": forecast.id}, row))
+    def save_forecasts(self, forecasts: Sequence[Forecast]) -> None:
+        self._writes.add(_SAVE_FORECASTS, forecasts)
 
     def save_inventories(self, inventories: Sequence[Inventory]) -> None:
         node_rows.save_inventories(self.conn, self._cluster, inventories)

@@ -216,12 +216,12 @@ class ProcessTx(MemoryTx):
         for one in self._after:
             one()
 
-    def incidents_with_commands(self, batch: Sequence[Observation]) -> set[str]:
+    def at_work(self, batch: Sequence[Observation]) -> tuple[list[Run], set[str]]:
         left = list(self._tables.commands)
         for one in _commands(batch):
             if one in left:
                 left.remove(one)
-        return {one.incident for one in left if one.incident is not None}
+        return self.active_runs(), {one.incident for one in left if one.incident is not None}
 
     def consume(self, observations: Sequence[Observation]) -> None:
         for one in _commands(observations):

@@ -289,6 +289,8 @@ class Reads(NamedTuple):
 
 Text = Annotated[str | None, Reads(parse_text)]
 Secret = Annotated[str | None, Reads(parse_text, secret=True)]
+#: Whoever sees what such a secret has signed can try secrets against it.
+SigningSecret = Annotated[str | None, Reads(matching(r".{32,}", "signing_secret"), secret=True)]
 OptionalPath = Annotated[Path | None, Reads(parse_path)]
 Web = Annotated[str | None, Reads(parse_web)]
 SecretWeb = Annotated[str | None, Reads(parse_web, secret=True)]
@@ -375,7 +377,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_secret: Secret = None
     slack_token: Secret = None
     slack_signing_secret: Secret = None
-    link_secret: Secret = None
+    link_secret: SigningSecret = None
     wecom_url: SecretWeb = None
     dingtalk_url: SecretWeb = None
     dingtalk_secret: Secret = None

@@ -289,7 +289,7 @@ class Reads(NamedTuple):
 
 Text = Annotated[str | None, Reads(parse_text)]
 Secret = Annotated[str | None, Reads(parse_text, secret=True)]
-#: Whoever sees what such a secret has signed can try secrets against it.
+#: Signatures that people see can be tested against guessed secrets: a short one would be found.
 SigningSecret = Annotated[str | None, Reads(matching(r".{32,}", "signing_secret"), secret=True)]
 OptionalPath = Annotated[Path | None, Reads(parse_path)]
 Web = Annotated[str | None, Reads(parse_web)]

@@ -52,8 +52,8 @@ def settle_forecasts(
         lambda: _hits(forecasts.values(), faults, picture, now),
         lambda: _expired(forecasts.values(), picture, now),
     ):
-        for one in list(changes()):
-            forecasts[one.id] = changed[one.id] = one
+        for forecast in list(changes()):
+            forecasts[forecast.id] = changed[forecast.id] = forecast
     tx.save_forecasts(list(changed.values()))
 
 

@@ -1,6 +1,8 @@
 """What the API and the pages read, on a real PostgreSQL."""
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +14,7 @@ from sqlalchemy import event
 from healer.adapters.postgres.figures import stats
 from healer.adapters.postgres.goodput_rows import PostgresGoodput
 from healer.adapters.postgres.inbox import PostgresInbox
-from healer.adapters.postgres.incident_rows import may_be_alike, parts_of
+from healer.adapters.postgres.incident_rows import about_node, incident_page, may_be_alike, parts_of
 from healer.adapters.postgres.loops import Beat, try_lead
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.own_health import stored
@@ -25,6 +27,7 @@ from healer.adapters.postgres.tables import (
     goodput,
     inbox,
     incidents,
+    jobs_named,
     messages,
     node_states,
     part_of,
@@ -53,6 +56,7 @@ from healer.model import (
     RunState,
     SlurmJob,
     StepEvent,
+    Verdict,
 )
 from healer.model.goodput import LifeSeen
 from healer.ports.answers import Arriving, Buckets, ChartFigures, OpenIncident, SendersHeard, Sink
@@ -306,6 +310,21 @@ def test_saved_gpu_hours_compare_automatic_restarts_with_manual_ones(fresh_datab
     assert (none.jobs, none.people, none.gpu_hours) == (0, 0, None)
 
 
+@contextmanager
+def plans_of(conn: sa.Connection) -> Iterator[list[str]]:
+    """The plan of each query of incidents within."""
+    plans: list[str] = []
+
+    def explained(_conn: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "FROM incidents" in statement and not statement.startswith("EXPLAIN"):
+            cursor.execute(f"EXPLAIN {statement}", parameters)
+            plans.append("\n".join(row[0] for row in cursor.fetchall()))
+
+    event.listen(conn, "before_cursor_execute", explained)
+    yield plans
+    event.remove(conn, "before_cursor_execute", explained)
+
+
 def test_similar_ones_are_found_by_index_among_thousands(fresh_database: sa.Engine) -> None:
     here = incident(1)
     with fresh_database.begin() as conn:
@@ -321,15 +340,8 @@ def test_similar_ones_are_found_by_index_among_thousands(fresh_database: sa.Engi
             """
         )
         conn.exec_driver_sql("ANALYZE incidents")
-        plans: list[str] = []
-
-        def explained(_conn: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-            if "FROM incidents" in statement and not statement.startswith("EXPLAIN"):
-                cursor.execute(f"EXPLAIN {statement}", parameters)
-                plans.append("\n".join(row[0] for row in cursor.fetchall()))
-
-        event.listen(conn, "before_cursor_execute", explained)
-        found = similar_to(here, may_be_alike(conn, here), lambda _: "")
+        with plans_of(conn) as plans:
+            found = similar_to(here, may_be_alike(conn, here), lambda _: "")
     assert len(found) == 5
     assert {one.fault for one in found} == {here.fault}
     assert len(plans) == 2
@@ -357,6 +369,29 @@ def test_the_parts_of_an_incident_are_found_by_index_among_thousands(fresh_datab
         assert "incidents_merged" in "\n".join(plan)
         found = [one.id for one in parts_of(conn, here.id)]
     assert found == [part.id]
+
+
+def test_those_that_name_a_node_or_a_job_are_found_by_index_among_thousands(
+    fresh_database: sa.Engine,
+) -> None:
+    here = msgspec.structs.replace(incident(1), nodes={"leaf7": Verdict.suspect}, jobs_hit=("4711", "4712"))
+    with fresh_database.begin() as conn:
+        save_incident(conn, here)
+        conn.exec_driver_sql(
+            """
+            INSERT INTO incidents (id, cluster, rule, state, severity, node, opened, updated, doc)
+            SELECT md5(n::text), cluster, rule, state, severity, 'x' || mod(n, 1250), opened, updated,
+              doc || jsonb_build_object('id', md5(n::text), 'jobs_hit', jsonb_build_array('j' || mod(n, 500)),
+                'nodes', jsonb_build_object('x' || mod(n, 1250), 'suspect'))
+            FROM incidents, generate_series(1, 6000) AS n
+            """
+        )
+        conn.exec_driver_sql("ANALYZE incidents")
+        with plans_of(conn) as plans:
+            of_node = incident_page(conn, [incidents.c.cluster == CLUSTER, about_node("leaf7")], 50)
+            of_job = incident_page(conn, [incidents.c.cluster == CLUSTER, jobs_named.contains(["4712"])], 50)
+    assert [[one.id for one in page.items] for page in (of_node, of_job)] == [[here.id], [here.id]]
+    assert all("incidents_named" in plan and "Seq Scan" not in plan for plan in plans), plans
 
 
 def write_again(engine: sa.Engine, one: Incident) -> None:

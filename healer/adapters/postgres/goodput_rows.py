@@ -20,7 +20,7 @@ from healer.adapters.postgres.engine import (
 )
 from healer.adapters.postgres.incident_counts import bucket_of
 from healer.adapters.postgres.retention import EVENTS
-from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches
+from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches, jobs_named
 from healer.model import Incident, JobHit, SlurmJob
 from healer.model.goodput import HourSpent, LifeSeen, SavedStep, Spent, Stretch
 from healer.ports.answers import BucketFigure, Buckets, GoodputSum
@@ -117,7 +117,7 @@ class PostgresGoodput(ClusterStore):
     def past(self, job: str) -> PastJob:
         """All that is kept of the job; not of an earlier one of its number."""
         query = sa.select(job_lives.c.doc).where(_of_job(job_lives, self.cluster, job))
-        hit = incidents.c.cluster == self.cluster, incidents.c.doc["jobs_hit"].contains([job])
+        hit = incidents.c.cluster == self.cluster, jobs_named.contains([job])
         with reading(self._engine) as conn:
             lives = _of_newest(read_docs(conn, query.order_by(job_lives.c.restart), LifeSeen))
             since = _first_queued(lives)

@@ -29,6 +29,7 @@ from healer.adapters.postgres.tables import (
     findings,
     incidents,
     messages,
+    nodes_named,
     notes,
     part_of,
     run_log,
@@ -150,7 +151,7 @@ def incident_page(
 
 def about_node(node: str) -> sa.ColumnElement[bool]:
     """Incidents whose root is on the node or that give a verdict on it."""
-    return sa.or_(incidents.c.node == node, incidents.c.doc["nodes"].has_key(node))
+    return sa.or_(incidents.c.node == node, nodes_named.has_key(node))
 
 
 def watched(

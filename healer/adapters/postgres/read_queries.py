@@ -39,7 +39,7 @@ from healer.adapters.postgres.run_rows import PostgresRuns, asking_runs
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
 from healer.adapters.postgres.state_rows import states_at
-from healer.adapters.postgres.tables import gate, incidents, requeues, run_log, runs, snapshots
+from healer.adapters.postgres.tables import gate, incidents, jobs_named, requeues, run_log, runs, snapshots
 from healer.model import CONTEXT_LONGEST, Breaker, FaultClass, LogEntry, Pause, Ruleset, StepEvent
 from healer.ports.answers import (
     CheckpointSeen,
@@ -210,7 +210,7 @@ class PostgresJobs(SnapshotStore):
             snapshot = self._snapshots.read(conn, cluster)
             shown = snapshot.jobs.get(job) if snapshot else None
             since = job_since(conn, cluster, job, shown)
-            hit = [incidents.c.cluster == cluster, incidents.c.doc["jobs_hit"].contains([job])]
+            hit = [incidents.c.cluster == cluster, jobs_named.contains([job])]
             hit.append(sa.or_(incidents.c.closed.is_(None), incidents.c.closed >= since))
             found = hit_since(incident_page(conn, hit, INCIDENTS_SHOWN).items, job, since)
             requeued = (

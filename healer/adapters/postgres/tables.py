@@ -250,10 +250,22 @@ incidents = _table(
     _index(
         "incidents_merged", "(doc ->> 'merged_into')", "opened", where="(doc ->> 'merged_into') IS NOT NULL"
     ),
+    # For the pages of nodes and jobs. Without `fastupdate` no walk waits while a list of new rows is merged.
+    sa.Index(
+        "incidents_named",
+        sa.text("(doc -> 'nodes')"),
+        sa.text("(doc -> 'jobs_hit')"),
+        postgresql_using="gin",
+        postgresql_with={"fastupdate": "off"},
+    ),
 )
 
-#: The incident that an incident was merged into. Literal, as in the index: a parameter would not match it.
+# Literal, as in the indexes: a parameter would not match them.
+#: The incident that an incident was merged into.
 part_of = sa.literal_column("(incidents.doc ->> 'merged_into')", sa.Text)
+#: The nodes that an incident gives a verdict on, as keys; the jobs that it hit, as a list.
+nodes_named = sa.literal_column("(incidents.doc -> 'nodes')", JSONB)
+jobs_named = sa.literal_column("(incidents.doc -> 'jobs_hit')", JSONB)
 
 findings = _table("findings", _serial(), _of_incident(), *_moments("at"), *_json("doc"))
 

@@ -256,10 +256,11 @@ def effects_wrong(play: Play) -> list[str]:
 
 
 def caps_broken(play: Play) -> list[str]:
-    """By the first drain of each: a node under test after its repair keeps its slot."""
+    """By the first drain of each: a node under test after its repair keeps its slot. A node whose GPU is lost
+    is certainly unusable: no cap counts it."""
     first: dict[str, int] = {}
     for drained in play.site.slurm.drains:
-        first.setdefault(drained.node, drained.out)
+        first.setdefault(drained.node, len(drained.out.intersection(play.worn)))
     over = [first[node] for node in play.worn if first.get(node, 0) > play.cap]
     return [f"{len(over)} drains over the cap, {max(over)} out"] if over else []
 

@@ -85,8 +85,8 @@ class Drained(NamedTuple):
     at: float
     node: str
     reason: str
-    #: Nodes that healer has out of service since; 0 where it had this one out already.
-    out: int
+    #: What healer has out of service since; empty where it had this node out already.
+    out: frozenset[str]
     #: Slurm showed this very drain already.
     again: bool
 
@@ -110,7 +110,7 @@ class CountedSlurm(SimScheduler):
             for node, before in shown.items():
                 was_out = node in self._out
                 self._out.add(node)
-                out = 0 if was_out else len(self._out)
+                out = frozenset[str]() if was_out else frozenset(self._out)
                 again = before.drain and before.reason == reason
                 self.drains.append(Drained(time.monotonic(), node, reason, out, again))
 

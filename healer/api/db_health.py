@@ -17,13 +17,15 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from healer.api.services import Services
 from healer.model import SlurmSnapshot
 from healer.ports.answers import Readiness
-from healer.ports.request_errors import Unavailable
+from healer.ports.request_errors import DiskFull, Unavailable
 from healer.text import Said, said_by, say
 
 P = ParamSpec("P")
 T = TypeVar("T")
 #: A hook gives up after 3 s and has to be answered before.
 PATIENCE_S = 2.0
+#: How long a full disk is remembered that no further write met.
+FULL_S = 30.0
 #: How often a probe looks whether it is back, and when a probe that still hangs is given up.
 _PROBE_S, _PROBE_AGAIN_S = 0.5, 10.0
 #: Queries at once; those that hang hold no thread of the other routes.
@@ -49,12 +51,13 @@ class Lane:
 
 
 class Reach:
-    """Thread-safe, except for `ask`, which belongs to the event loop."""
+    """Thread-safe, except for `ask`, which belongs to the event loop. `stopwatch`: monotonic seconds."""
 
-    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
-        self.patience_s = patience_s
-        #: Why nothing more can be written, while the database answers: its disk is full.
-        self.disk_full = ""
+    def __init__(
+        self, *, patience_s: float = PATIENCE_S, stopwatch: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.patience_s, self._stopwatch = patience_s, stopwatch
+        self._full = ("", float("-inf"))
         #: For all calls without a lane of their own.
         self.common = Lane(_THREADS, "ask")
         self._lock = threading.Lock()
@@ -66,6 +69,20 @@ class Reach:
     @property
     def away(self) -> bool:
         return self._away_since is not None
+
+    @property
+    def disk_full(self) -> str:
+        """Why the last write failed while the database answered: its disk was full. Empty if it did not, or
+        not lately: through an API that is not ready perhaps nothing is written that would show the disk's
+        new room."""
+        why, at_s = self._full
+        return why if self._stopwatch() - at_s < FULL_S else ""
+
+    def no_room(self, error: DiskFull) -> None:
+        self._full = (str(error), self._stopwatch())
+
+    def wrote(self) -> None:
+        self._full = ("", float("-inf"))
 
     def failed(self, why: Said) -> None:
         with self._lock:

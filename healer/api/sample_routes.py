@@ -328,8 +328,9 @@ class MeasuringRoutes:
             try:
                 self._services.samples.put(reports)
             except DiskFull as error:
-                self._preamble.reach.disk_full = str(error)
+                self._preamble.reach.no_room(error)
                 raise
+            self._preamble.reach.wrote()
         now: datetime | None = None
         for measured in batch:
             if measured.unknown:

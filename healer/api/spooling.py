@@ -101,11 +101,11 @@ class Lane(Generic[T, R]):
         except TimeoutError:
             reach.failed(say("api.database_silent"))
         except DiskFull as error:
-            reach.disk_full = str(error)
+            reach.no_room(error)
         except Unavailable as error:
             reach.failed(said_by(error))
         else:
-            reach.disk_full = ""
+            reach.wrote()
             return results
         return None
 
@@ -224,7 +224,7 @@ class Spooling:
             log.error("database rejects spooled signals, keeping them", why=str(error))
             return _ADOPT_S
         except DiskFull as error:
-            self.reach.disk_full = str(error)
+            self.reach.no_room(error)
             return _RETRY_S
         except Unavailable as error:
             self.reach.failed(said_by(error))
@@ -233,7 +233,7 @@ class Spooling:
             step()
         self._spool.drop_oldest(records)
         self.reach.answered()
-        self.reach.disk_full = ""
+        self.reach.wrote()
         if not self._spool.pending:
             log.info("spool drained")
         return 0.0

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.spool import FileSpool
-from healer.api.db_health import Reach
+from healer.api.db_health import FULL_S, Reach
 from healer.api.quotas import Losses
 from healer.api.spooling import REFUSED_MAX, Lane, Spooling, events_lane, steps_lane
 from healer.model import Component, Loss, LossReason, Observation, ObservationKind
@@ -155,6 +155,17 @@ def test_a_database_without_room_is_no_database_that_is_away(bench: Bench) -> No
     bench.store.error = None
     bench.bring_all_in()
     assert bench.store.kept == ["a"] and not bench.reach.disk_full
+
+
+def test_a_full_disk_is_forgotten_where_nothing_more_is_written() -> None:
+    """The sender of the write that failed may have gone to another API for good."""
+    now_s = 100.0
+    reach = Reach(stopwatch=lambda: now_s)
+    reach.no_room(DiskFull("the disk of the database is full"))
+    now_s += FULL_S - 1
+    assert reach.disk_full == "the disk of the database is full"
+    now_s += 1
+    assert not reach.disk_full
 
 
 def test_store_failure_leaves_no_unhandled_exception_in_the_log(tmp_path: Path) -> None:

@@ -19,7 +19,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import gate_facts as gate
-from healer.adapters.postgres.engine import Lane, alone, ledger_errors, ledger_reading, read_docs
+from healer.adapters.postgres.engine import (
+    Lane,
+    alone,
+    ledger_errors,
+    ledger_reading,
+    read_docs,
+    storable_rows,
+)
 from healer.adapters.postgres.incident_rows import watched
 from healer.adapters.postgres.node_rows import (
     PostgresSnapshots,
@@ -58,7 +65,7 @@ from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE
 from healer.ports.lease import FRESH_S, LEASE, LEASE_S, NAP, PROOFS
 from healer.ports.transactions import AlreadyRequeued, GateTx, LeaseLost, LedgerAway
-from healer.text import from_stored, stored_json
+from healer.text import from_stored
 
 T = TypeVar("T")
 
@@ -255,7 +262,7 @@ def release_runs(conn: sa.Connection, runs: Sequence[Run]) -> set[str]:
     """Saves the new state of claimed runs and ends their leases. Returns and skips like `renew_leases`."""
     if not runs:
         return set()
-    rows = {"rows": stored_json(runs).decode()}
+    rows = {"rows": storable_rows(runs)}
     return set(conn.execute(_SAVE_MANY if len(runs) > 1 else _SAVE_ONE, rows).scalars())
 
 

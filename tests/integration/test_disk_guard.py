@@ -8,10 +8,11 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.inbox import PostgresSignals
-from healer.adapters.postgres.retention import LOW_SHARE, free_share, tidy
+from healer.adapters.postgres.retention import LOW_SHARE, earlier_clock, free_share, tidy
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.embedded.postgres import Postgres
 from healer.model import Component, Observation, ObservationKind
+from healer.model.gate import CLOCKS_DIFFER
 from healer.model.telemetry import Report
 from healer.ports.signal_stores import Arrival
 
@@ -45,6 +46,12 @@ def ages(engine: sa.Engine) -> list[int]:
     )
     with engine.connect() as conn:
         return list(conn.execute(sa.text(asked)).scalars())
+
+
+def test_a_clock_that_is_years_ahead_makes_nothing_old(filled: sa.Engine) -> None:
+    now = datetime.now(UTC)
+    assert now <= earlier_clock(filled, now + timedelta(days=4000)) <= datetime.now(UTC) + CLOCKS_DIFFER
+    assert earlier_clock(filled, now - timedelta(days=1)) == now - timedelta(days=1)
 
 
 @pytest.mark.parametrize("free", [None, LOW_SHARE, 0.9])

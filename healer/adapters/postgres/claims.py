@@ -247,23 +247,24 @@ def read_incidents(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Inciden
     return {incident: from_stored(doc, Incident) for incident, doc in rows}
 
 
-def renew_leases(conn: sa.Connection, runs: Sequence[Run], until: datetime) -> set[str]:
+def renew_leases(conn: sa.Connection, runs: Sequence[Run], until: datetime, *, is_alone: bool) -> set[str]:
     """Renews the leases of the runs that still have this epoch, locks their rows and returns their ids.
 
-    Several at once: rows locked by another transaction are skipped, even if the claim is valid.
+    Unless the run is alone in its transaction, rows locked by another one are skipped, even if the claim is
+    valid: two that hold a run and wait for another could wait for each other.
     """
     if not runs:
         return set()
     values = {"ids": [run.id for run in runs], "epochs": [run.epoch for run in runs], "until": until}
-    return set(conn.execute(_RENEW_MANY if len(runs) > 1 else _RENEW_ONE, values).scalars())
+    return set(conn.execute(_RENEW_ONE if is_alone else _RENEW_MANY, values).scalars())
 
 
-def release_runs(conn: sa.Connection, runs: Sequence[Run]) -> set[str]:
+def release_runs(conn: sa.Connection, runs: Sequence[Run], *, is_alone: bool) -> set[str]:
     """Saves the new state of claimed runs and ends their leases. Returns and skips like `renew_leases`."""
     if not runs:
         return set()
     rows = {"rows": storable_rows(runs)}
-    return set(conn.execute(_SAVE_MANY if len(runs) > 1 else _SAVE_ONE, rows).scalars())
+    return set(conn.execute(_SAVE_ONE if is_alone else _SAVE_MANY, rows).scalars())
 
 
 # --- questions to the gate
@@ -293,13 +294,14 @@ def judge_cases(parts: LedgerParts, conn: sa.Connection, cases: Sequence[GateCas
         # Lock order as in the walk and in people's commands: the gate first, then the runs.
         now = clock.now()
         facts = gate.lock_gate(conn, cluster, parts.snapshots, now)
-        claimed = renew_leases(conn, [case.run for case in cases], now + LEASE)
+        is_alone = len(cases) == 1
+        claimed = renew_leases(conn, [case.run for case in cases], now + LEASE, is_alone=is_alone)
         unsaved: list[Lines] = []
         changed = False
         for place in sorted(range(len(cases)), key=lambda place: cases[place].order):
             case = cases[place]
             if case.run.id not in claimed:
-                answers[place] = ALONE if len(cases) > 1 else lease_lost(case.run)
+                answers[place] = lease_lost(case.run) if is_alone else ALONE
                 continue
             if changed:
                 store_lines(unsaved)
@@ -454,7 +456,7 @@ class Claims:
     def _serve(self, conn: sa.Connection, requests: Sequence[_Request]) -> Sequence[object]:
         """Serves a batch in one transaction. Releases come first: a run may be claimed again in the batch."""
         now, since_s, session = self.parts.clock.now(), self.parts.stopwatch(), self.lane.session
-        locks = self._locks
+        locks, is_alone = self._locks, len(requests) == 1
         locks.on_session(session)
         self._release(conn, [request for request in requests if isinstance(request, _ReleaseLock)])
         writes = [item for item in requests if isinstance(item, _WriteRun) and item.session == session]
@@ -462,8 +464,9 @@ class Claims:
             free = locks.lock(conn, [item.run for item in requests if isinstance(item, _ClaimRun)])
             due = claim_due(conn, self.parts.cluster, free, self._left, now)
             claimed = {run.id: ClaimedRun(run, log, about, session, since_s) for run, log, about in due}
-            proven = renew_leases(conn, [write.run for write in writes if not write.releases], now + LEASE)
-            proven |= release_runs(conn, [write.run for write in writes if write.releases])
+            kept = [write.run for write in writes if not write.releases]
+            proven = renew_leases(conn, kept, now + LEASE, is_alone=is_alone)
+            proven |= release_runs(conn, [write.run for write in writes if write.releases], is_alone=is_alone)
             lines = [write.lines for write in writes if write.run.id in proven]
             store(conn, self.parts.cluster, lines, at=now, has_sink=self.parts.has_sink)
             locks.unlock(conn, but=claimed)
@@ -480,7 +483,7 @@ class Claims:
                 case _WriteRun() if request.run.id in proven:
                     results.append((now + LEASE, since_s))
                 case _WriteRun():
-                    results.append(ALONE if len(writes) > 1 else lease_lost(request.run))
+                    results.append(lease_lost(request.run) if is_alone else ALONE)
         return results
 
     def _read(self, conn: sa.Connection, requests: Sequence[_Read]) -> Sequence[object]:

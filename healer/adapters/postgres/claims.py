@@ -356,12 +356,13 @@ class PostgresGateTx:
         self.changed = True
         row = {"run": self._run.id, **msgspec.structs.asdict(use)}
         statement = insert(requeues).values(cluster=self._run.cluster, **row)
-        ended = sa.select(runs.c.id).where(runs.c.state.in_(ENDED))
+        holder = sa.literal_column("requeues.run", sa.Text)  # a column would be one of another `requeues`
+        its_state = sa.select(runs.c.state).where(runs.c.id == holder).scalar_subquery()
         requeue_row = self._conn.execute(
             statement.on_conflict_do_update(
                 constraint="requeues_once",
                 set_={"run": self._run.id, "at": use.at},
-                where=sa.or_(requeues.c.run == self._run.id, requeues.c.run.in_(ended)),
+                where=sa.or_(requeues.c.run == self._run.id, its_state.in_(ENDED)),
             ).returning(requeues.c.id)
         ).first()
         if requeue_row is None:

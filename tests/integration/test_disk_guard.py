@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.retention import LOW_SHARE, earlier_clock, free_share, tidy
@@ -58,6 +59,21 @@ def test_a_clock_that_is_years_ahead_makes_nothing_old(filled: sa.Engine) -> Non
 def test_with_room_samples_stay_for_an_hour(filled: sa.Engine, free: float | None) -> None:
     tidy(filled, datetime.now(UTC), free=free)
     assert len(ages(filled)) == len(AGES_MIN)
+
+
+def test_what_cannot_be_deleted_stops_nothing_else(filled: sa.Engine) -> None:
+    """A table that takes longer to search than a statement may is one for good: nothing after it was
+    deleted, and the samples, which came last, filled the disk."""
+    with filled.begin() as conn:
+        conn.execute(sa.text("ALTER TABLE raised_alarms RENAME TO elsewhere"))
+        long_ago = "now() - interval '9 days'"
+        of_sender = f"'pod1', 'hooks', 'x', 'y', 1, {long_ago}, {long_ago}, '\"z\"'"
+        conn.exec_driver_sql(f"INSERT INTO losses VALUES ({of_sender})")
+    with pytest.raises(DBAPIError, match="raised_alarms"):
+        tidy(filled, datetime.now(UTC), free=LOW_SHARE / 2)
+    assert len(ages(filled)) < len(AGES_MIN)
+    with filled.connect() as conn:
+        assert conn.scalar(sa.text("SELECT count(*) FROM losses")) == 0
 
 
 def test_without_room_what_windows_ask_for_stays(filled: sa.Engine) -> None:

@@ -452,7 +452,7 @@ def _database_duties(
 ) -> list[Duty]:
     """Duties with work in the database; the first three are woken when there is some."""
     from healer.adapters.postgres.own_health import seal_state
-    from healer.adapters.postgres.retention import free_share, tidy
+    from healer.adapters.postgres.retention import earlier_clock, free_share, tidy
     from healer.adapters.postgres.token_book import accounts_ending
     from healer.adapters.postgres.tokens import enrolled_again
     from healer.bootstrap.messaging import Telling, delivery, event_duty
@@ -479,7 +479,7 @@ def _database_duties(
         Duty("seal watch", WATCH_S, seal_watch(book, lambda: seal_state(db, cluster), clock)),
         Duty("enrolment watch", ENROLMENTS_S, enrolment_watch(book, again, clock)),
         Duty("account watch", ACCOUNTS_S, account_watch(book, lambda now: accounts_ending(db, now), clock)),
-        Duty("tidy", TIDY_S, lambda: tidy(db, clock.now(), free=free_share(db))),
+        Duty("tidy", TIDY_S, lambda: tidy(db, earlier_clock(db, clock.now()), free=free_share(db))),
         *event_duty(settings, db, cluster),
     ]
 

@@ -33,7 +33,7 @@ class PastJob:
 
 
 class GoodputBook(Protocol):
-    def latest_lives(self) -> list[LifeSeen]:
+    def latest_lives(self, now: datetime) -> list[LifeSeen]:
         """The newest life of each job that has not ended, or ended within the last day."""
         ...
 

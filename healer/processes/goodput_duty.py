@@ -52,7 +52,7 @@ class GoodputDuty:
         if snapshot is None:
             return
         if self._lives is None:
-            self._lives = {life.job: life for life in self._book.latest_lives()}
+            self._lives = {life.job: life for life in self._book.latest_lives(snapshot.taken_at)}
         changed = {(life.job, life.restart): life for life in changed_lives(snapshot, self._lives)}
         for life in self._lives.values():
             key, job = (life.job, life.restart), snapshot.jobs.get(life.job)

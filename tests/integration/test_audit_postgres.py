@@ -6,9 +6,11 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 
 from healer.adapters.postgres.audit_rows import PostgresChain, append, append_many
@@ -20,6 +22,7 @@ from healer.adapters.postgres.tables import (
     audit_records,
     audit_unsealed,
 )
+from healer.adapters.postgres.tokens import enrolled_again
 from healer.adapters.signing import CheckpointFile, load_signer, trusted_keys
 from healer.audit import ExportError, Sealer, Trail, export, read_checkpoints, report, verify_export
 from healer.model import Broken, Checkpoint
@@ -464,3 +467,19 @@ def test_export_verifies_offline_and_reveals_tampering(sealed):
 
 def _fields(of) -> dict:
     return {name: getattr(of, name) for name in of.__struct_fields__}
+
+
+def test_enrolments_of_a_day_are_looked_for_among_the_records_of_that_day(fresh_database: sa.Engine) -> None:
+    """The scheduler asks every 30 s, and the records of years would take longer than a statement may."""
+    fill(fresh_database, 3)
+    plans: list[str] = []
+
+    def explain(conn: sa.Connection, _: object, statement: str, values: Any, *rest: object) -> None:
+        if statement.startswith("SELECT") and not plans:
+            conn.exec_driver_sql("SET LOCAL enable_seqscan = off")
+            plans.append("\n".join(conn.exec_driver_sql(f"EXPLAIN {statement}", values).scalars()))
+
+    event.listen(fresh_database, "before_cursor_execute", explain)
+    assert enrolled_again(fresh_database, "pod1", START) == []
+    assert "Index Scan Backward using audit_records_pkey" in plans[0], plans[0]
+    assert "Index Cond: (id > " in plans[0], plans[0]

@@ -136,6 +136,22 @@ def test_the_log_comes_back_in_order_with_all_that_was_written(bench: Bench) -> 
     assert bench.audited() == ["node.drained"] * 2
 
 
+def test_a_log_takes_what_a_command_printed_though_the_database_cannot_hold_it(real: PostgresBench) -> None:
+    """A NUL, and half of a surrogate pair: else a step that was done would fail inside healer."""
+    begin(real, run())
+    said = {"output": "slot\x003 \ud83d \\u0000", "passed": True}
+    with ExitStack() as stack:
+        claim = claimed(stack, real)
+        claim.gate(lambda tx: tx.write(entry(event=StepEvent.started, text=said["output"])))
+        claim.write(entry(text=said["output"], data=said), audit=record())
+    pass_lease(real)
+    with ExitStack() as stack:
+        read = claimed(stack, real).log()
+    kept = "slot\ufffd3 \ufffd \\u0000"
+    assert [one.text for one in read] == [kept] * 2
+    assert read[1].data == {"output": kept, "passed": True}
+
+
 def test_a_claim_sees_its_incident_as_it_is_now(bench: Bench) -> None:
     begin(bench, run(incident=incident().id))
     with bench.ledger.transaction() as tx:

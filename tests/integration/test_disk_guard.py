@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from healer.adapters.postgres.inbox import PostgresSignals
-from healer.adapters.postgres.retention import LOW_SHARE, free_share, tidy
+from healer.adapters.postgres.retention import LOW_SHARE, earlier_clock, free_share, tidy
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.embedded.postgres import Postgres
 from healer.model import Component, Observation, ObservationKind
+from healer.model.gate import CLOCKS_DIFFER
 from healer.model.telemetry import Report
 from healer.ports.signal_stores import Arrival
 
@@ -47,10 +49,31 @@ def ages(engine: sa.Engine) -> list[int]:
         return list(conn.execute(sa.text(asked)).scalars())
 
 
+def test_a_clock_that_is_years_ahead_makes_nothing_old(filled: sa.Engine) -> None:
+    now = datetime.now(UTC)
+    assert now <= earlier_clock(filled, now + timedelta(days=4000)) <= datetime.now(UTC) + CLOCKS_DIFFER
+    assert earlier_clock(filled, now - timedelta(days=1)) == now - timedelta(days=1)
+
+
 @pytest.mark.parametrize("free", [None, LOW_SHARE, 0.9])
 def test_with_room_samples_stay_for_an_hour(filled: sa.Engine, free: float | None) -> None:
     tidy(filled, datetime.now(UTC), free=free)
     assert len(ages(filled)) == len(AGES_MIN)
+
+
+def test_what_cannot_be_deleted_stops_nothing_else(filled: sa.Engine) -> None:
+    """A table that takes longer to search than a statement may is one for good: nothing after it was
+    deleted, and the samples, which came last, filled the disk."""
+    with filled.begin() as conn:
+        conn.execute(sa.text("ALTER TABLE raised_alarms RENAME TO elsewhere"))
+        long_ago = "now() - interval '9 days'"
+        of_sender = f"'pod1', 'hooks', 'x', 'y', 1, {long_ago}, {long_ago}, '\"z\"'"
+        conn.exec_driver_sql(f"INSERT INTO losses VALUES ({of_sender})")
+    with pytest.raises(DBAPIError, match="raised_alarms"):
+        tidy(filled, datetime.now(UTC), free=LOW_SHARE / 2)
+    assert len(ages(filled)) < len(AGES_MIN)
+    with filled.connect() as conn:
+        assert conn.scalar(sa.text("SELECT count(*) FROM losses")) == 0
 
 
 def test_without_room_what_windows_ask_for_stays(filled: sa.Engine) -> None:

@@ -125,6 +125,13 @@ def test_a_restarted_scheduler_counts_the_same(
     assert hours(fresh_database, GoodputBy.job) == before
 
 
+def test_a_day_is_one_of_the_clock_that_lives_are_dated_by(fresh_database: sa.Engine, ran: object) -> None:
+    """A life that ended an hour ago is known after a restart, wherever the database's clock is."""
+    book = PostgresGoodput(fresh_database, CLUSTER)
+    assert [life.ended_at for life in book.latest_lives(at(130))] == [at(70)]
+    assert book.latest_lives(at(71 + 24 * 60)) == []
+
+
 def follow(duty: GoodputDuty, clock: Clock, minutes: float, *jobs: SlurmJob) -> None:
     clock.moment = at(minutes)
     shown = {each.id: each for each in jobs}

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres.engine import Lane
+from healer.adapters.postgres.engine import Lane, alone
 from healer.adapters.postgres.tables import run_log
 from healer.model import RunState, StepEvent
 from healer.ports.commanding import ALONE
@@ -256,3 +256,40 @@ def test_writes_that_go_together_prove_each_run_by_itself(
         errors = list(pool.map(writes, range(MANY)))
     assert [number for number, error in enumerate(errors) if error is not None] == [3]
     assert lines(real) == {f"r{number}": ["done"] for number in range(MANY) if number != 3}
+
+
+def test_a_batch_that_waits_for_one_run_holds_no_other(real: PostgresBench, pool: ThreadPoolExecutor) -> None:
+    """Else two who lock the same runs wait for each other: the detector, too, which ends then."""
+    begin(real, *(run(f"r{number}", number) for number in range(3)))
+    with (
+        ExitStack() as stack,
+        real.engine.connect() as first,
+        real.engine.connect() as second,
+        alone(real.engine).connect() as looking,
+    ):
+        claims = [claimed(stack, real, f"r{number}") for number in range(3)]
+        lane = real.ledger._claims.lane
+        first.execute(_LOCK_RUN, {"run": "r0"})
+        second.execute(_LOCK_RUN, {"run": "r2"})
+        begun = [pool.submit(claims[0].write, entry(run="r0"))]
+        wait_until(lambda: blocked(looking) == 1, 20, what="the first write waits")
+        begun += [pool.submit(claims[1].write, entry(run="r1"))]
+        begun += [pool.submit(claims[2].set_state, RunState.stuck, why="x")]
+        wait_until(lambda: len(lane._queue) == 2, 20, what="the others form a batch")
+        first.commit()
+        wait_until(lambda: begun[0].done() and blocked(looking) == 1, 20, what="the batch waits for r2")
+        second.execute(sa.text("SET LOCAL lock_timeout = 200"))
+        second.execute(_LOCK_RUN, {"run": "r1"})
+        second.commit()
+        for one in begun:
+            one.result(20)
+    assert lines(real) == {"r0": ["done"], "r1": ["done"]}
+
+
+_LOCK_RUN = sa.text("SELECT id FROM runs WHERE id = :run FOR UPDATE")
+
+
+def blocked(conn: sa.Connection) -> int:
+    """Sessions that wait for a lock."""
+    of_database = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    return conn.scalar(sa.text(f"{of_database} AND wait_event_type = 'Lock'")) or 0

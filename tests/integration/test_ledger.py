@@ -593,6 +593,24 @@ def test_a_restart_that_came_to_nothing_counts_no_more_and_another_run_may_have_
     assert [(one.job, one.restarts) for one in facts(bench).requeues] == [("4711", 0)]
 
 
+def test_a_restart_of_a_run_that_has_ended_is_the_next_ones(bench: Bench) -> None:
+    begin(bench, run("r1", 1), run("r2", 2))
+    life = RequeueUse(job="4711", restarts=0, at=START)
+    with ExitStack() as stack:
+        first, second = claimed(stack, bench, "r1"), claimed(stack, bench, "r2")
+        first.gate(lambda tx: tx.add_requeue(life))
+        first.set_state(RunState.done, why="x")
+        second.gate(lambda tx: tx.add_requeue(life))
+
+        def another(tx: GateTx) -> None:
+            with pytest.raises(AlreadyRequeued) as taken:
+                tx.add_requeue(life)
+            assert taken.value.run == "r2"
+
+        begin(bench, run("r3", 3))
+        claimed(stack, bench, "r3").gate(another)
+
+
 def test_job_life_is_requeued_once_regardless_of_requester(bench: Bench) -> None:
     begin(bench, run("r1", 1), run("r2", 2))
     with ExitStack() as stack:

@@ -228,6 +228,15 @@ def test_old_slots_are_emptied_and_young_ones_never(
     assert forget(fresh_database, now) == [], "an empty slot is left alone"
 
 
+@pytest.mark.parametrize("kept", [1, 4])
+def test_a_wrong_clock_empties_no_slot_with_young_rows(
+    store: PostgresSamples, fresh_database: sa.Engine, kept: int
+) -> None:
+    store.put([report(age, age_s=age * 60) for age in (14, 1, 0)])
+    for hours in (-3, -2, -1, 1, 2, 3):
+        assert forget(fresh_database, datetime.now(UTC) + timedelta(hours=hours), kept=kept) == [], hours
+
+
 def test_emptying_never_makes_writers_wait(store: PostgresSamples, fresh_database: sa.Engine) -> None:
     store.put([report(1, age_s=85 * 60)])
     with fresh_database.begin() as reader:

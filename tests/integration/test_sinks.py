@@ -189,6 +189,15 @@ def test_a_sink_that_is_not_there_or_silent_is_a_failure_in_words(sink):
 # --- from the database to the sink --------------------------------------------------------------------
 
 
+def test_a_name_that_the_database_cannot_hold_makes_no_second_ticket(fresh_database, sink, hand):
+    sink.answers.append((201, {}, b'{"reference":"OPS\\u0000-17"}'))
+    put(fresh_database, ticket())
+    assert deliver(fresh_database, sink, hand) == 1
+    hand.forward(3600)
+    assert deliver(fresh_database, sink, hand) == 0
+    assert row(fresh_database, "1f2e3d4c:ticket").reference == "OPS\ufffd-17"
+
+
 def test_a_message_is_queued_once_and_sent_once(fresh_database, sink, hand):
     put(fresh_database, page(), page(title="again"), ticket())
     sink.answers.extend([(204, {}, b""), (201, {}, b'{"reference":"OPS-17"}')])

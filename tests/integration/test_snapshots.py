@@ -1,6 +1,7 @@
 """Slurm's picture in PostgreSQL: what is read back is never older than it says."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -8,9 +9,11 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from healer.adapters.postgres.engine import alone
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tables import snapshots
 from healer.model import Controller, SlurmJob, SlurmNode, SlurmSnapshot, Trouble
+from tests.support.wait import wait_until
 
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 CLUSTER = "pod1"
@@ -95,6 +98,26 @@ def test_a_poller_that_was_held_up_replaces_no_later_picture(fresh_database: sa.
     assert other.latest(CLUSTER) == picture(30, "IDLE", "DRAIN")
     held_up.put(picture(32))
     assert other.latest(CLUSTER) == picture(32)
+
+
+def test_a_later_picture_that_is_just_being_stored_is_not_replaced_by_an_earlier_one(
+    fresh_database: sa.Engine,
+) -> None:
+    PostgresSnapshots(fresh_database).put(picture(0))
+    version, newest = 7, START + timedelta(seconds=4)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        fresh_database.connect() as conn,
+        alone(fresh_database).connect() as looking,
+    ):
+        conn.execute(sa.update(snapshots).values(version=version, taken_at=newest))
+        late = pool.submit(PostgresSnapshots(fresh_database).put, picture(2, "DOWN"))
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        waits += " AND wait_event_type = 'Lock'"
+        wait_until(lambda: looking.scalar(sa.text(waits)) == 1, 20, what="the late writer waits")
+        conn.commit()
+        late.result(20)
+    assert stored(fresh_database)[:2] == (version, newest)
 
 
 def test_a_picture_of_a_clock_that_was_ahead_is_replaced(fresh_database: sa.Engine) -> None:

@@ -325,11 +325,11 @@ def _asked(query: AuditQuery) -> Iterator[sa.ColumnElement[bool]]:
     yield matches(record.subject, query.subjects or None)
     if query.people_since is not None:
         yield record.actor != "healer"
-        yield record.id > _last_before(query.people_since)
+        yield record.id > last_before(query.people_since)
         yield from (~begins(record.verb, verb) for verb in query.but)
 
 
-def _last_before(moment: datetime) -> sa.ColumnElement[int]:
+def last_before(moment: datetime) -> sa.ColumnElement[int]:
     """The id of the last record before then. Searched from the end: a filter by `at` would scan all rows."""
     older = sa.select(audit_records.c.id).where(audit_records.c.at < moment)
     return sa.func.coalesce(older.order_by(audit_records.c.id.desc()).limit(1).scalar_subquery(), 0)

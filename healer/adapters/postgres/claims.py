@@ -19,7 +19,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import gate_facts as gate
-from healer.adapters.postgres.engine import Lane, alone, ledger_errors, ledger_reading, read_docs
+from healer.adapters.postgres.engine import (
+    Lane,
+    alone,
+    ledger_errors,
+    ledger_reading,
+    read_docs,
+    storable_rows,
+)
 from healer.adapters.postgres.incident_rows import watched
 from healer.adapters.postgres.node_rows import (
     PostgresSnapshots,
@@ -58,7 +65,7 @@ from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE
 from healer.ports.lease import FRESH_S, LEASE, LEASE_S, NAP, PROOFS
 from healer.ports.transactions import AlreadyRequeued, GateTx, LeaseLost, LedgerAway
-from healer.text import from_stored, stored_json
+from healer.text import from_stored
 
 T = TypeVar("T")
 
@@ -241,23 +248,24 @@ def read_incidents(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Inciden
     return {incident: from_stored(doc, Incident) for incident, doc in rows}
 
 
-def renew_leases(conn: sa.Connection, runs: Sequence[Run], until: datetime) -> set[str]:
+def renew_leases(conn: sa.Connection, runs: Sequence[Run], until: datetime, *, is_alone: bool) -> set[str]:
     """Renews the leases of the runs that still have this epoch, locks their rows and returns their ids.
 
-    Several at once: rows locked by another transaction are skipped, even if the claim is valid.
+    Unless the run is alone in its transaction, rows locked by another one are skipped, even if the claim is
+    valid: two that hold a run and wait for another could wait for each other.
     """
     if not runs:
         return set()
     values = {"ids": [run.id for run in runs], "epochs": [run.epoch for run in runs], "until": until}
-    return set(conn.execute(_RENEW_MANY if len(runs) > 1 else _RENEW_ONE, values).scalars())
+    return set(conn.execute(_RENEW_ONE if is_alone else _RENEW_MANY, values).scalars())
 
 
-def release_runs(conn: sa.Connection, runs: Sequence[Run]) -> set[str]:
+def release_runs(conn: sa.Connection, runs: Sequence[Run], *, is_alone: bool) -> set[str]:
     """Saves the new state of claimed runs and ends their leases. Returns and skips like `renew_leases`."""
     if not runs:
         return set()
-    rows = {"rows": stored_json(runs).decode()}
-    return set(conn.execute(_SAVE_MANY if len(runs) > 1 else _SAVE_ONE, rows).scalars())
+    rows = {"rows": storable_rows(runs)}
+    return set(conn.execute(_SAVE_ONE if is_alone else _SAVE_MANY, rows).scalars())
 
 
 # --- questions to the gate
@@ -287,13 +295,14 @@ def judge_cases(parts: LedgerParts, conn: sa.Connection, cases: Sequence[GateCas
         # Lock order as in the walk and in people's commands: the gate first, then the runs.
         now = clock.now()
         facts = gate.lock_gate(conn, cluster, parts.snapshots, now)
-        claimed = renew_leases(conn, [case.run for case in cases], now + LEASE)
+        is_alone = len(cases) == 1
+        claimed = renew_leases(conn, [case.run for case in cases], now + LEASE, is_alone=is_alone)
         unsaved: list[Lines] = []
         changed = False
         for place in sorted(range(len(cases)), key=lambda place: cases[place].order):
             case = cases[place]
             if case.run.id not in claimed:
-                answers[place] = ALONE if len(cases) > 1 else lease_lost(case.run)
+                answers[place] = lease_lost(case.run) if is_alone else ALONE
                 continue
             if changed:
                 store_lines(unsaved)
@@ -348,12 +357,13 @@ class PostgresGateTx:
         self.changed = True
         row = {"run": self._run.id, **msgspec.structs.asdict(use)}
         statement = insert(requeues).values(cluster=self._run.cluster, **row)
-        ended = sa.select(runs.c.id).where(runs.c.state.in_(ENDED))
+        holder = sa.literal_column("requeues.run", sa.Text)  # a column would be one of another `requeues`
+        its_state = sa.select(runs.c.state).where(runs.c.id == holder).scalar_subquery()
         requeue_row = self._conn.execute(
             statement.on_conflict_do_update(
                 constraint="requeues_once",
                 set_={"run": self._run.id, "at": use.at},
-                where=sa.or_(requeues.c.run == self._run.id, requeues.c.run.in_(ended)),
+                where=sa.or_(requeues.c.run == self._run.id, its_state.in_(ENDED)),
             ).returning(requeues.c.id)
         ).first()
         if requeue_row is None:
@@ -448,7 +458,7 @@ class Claims:
     def _serve(self, conn: sa.Connection, requests: Sequence[_Request]) -> Sequence[object]:
         """Serves a batch in one transaction. Releases come first: a run may be claimed again in the batch."""
         now, since_s, session = self.parts.clock.now(), self.parts.stopwatch(), self.lane.session
-        locks = self._locks
+        locks, is_alone = self._locks, len(requests) == 1
         locks.on_session(session)
         self._release(conn, [request for request in requests if isinstance(request, _ReleaseLock)])
         writes = [item for item in requests if isinstance(item, _WriteRun) and item.session == session]
@@ -456,8 +466,9 @@ class Claims:
             free = locks.lock(conn, [item.run for item in requests if isinstance(item, _ClaimRun)])
             due = claim_due(conn, self.parts.cluster, free, self._left, now)
             claimed = {run.id: ClaimedRun(run, log, about, session, since_s) for run, log, about in due}
-            proven = renew_leases(conn, [write.run for write in writes if not write.releases], now + LEASE)
-            proven |= release_runs(conn, [write.run for write in writes if write.releases])
+            kept = [write.run for write in writes if not write.releases]
+            proven = renew_leases(conn, kept, now + LEASE, is_alone=is_alone)
+            proven |= release_runs(conn, [write.run for write in writes if write.releases], is_alone=is_alone)
             lines = [write.lines for write in writes if write.run.id in proven]
             store(conn, self.parts.cluster, lines, at=now, has_sink=self.parts.has_sink)
             locks.unlock(conn, but=claimed)
@@ -474,7 +485,7 @@ class Claims:
                 case _WriteRun() if request.run.id in proven:
                     results.append((now + LEASE, since_s))
                 case _WriteRun():
-                    results.append(ALONE if len(writes) > 1 else lease_lost(request.run))
+                    results.append(lease_lost(request.run) if is_alone else ALONE)
         return results
 
     def _read(self, conn: sa.Connection, requests: Sequence[_Read]) -> Sequence[object]:

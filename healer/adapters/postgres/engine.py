@@ -225,6 +225,15 @@ def storable_doc(value: msgspec.Struct | Said) -> Any:
     return _clean(to_stored(value, str_keys=True))
 
 
+def storable_rows(rows: Sequence[object]) -> str:
+    """The rows as one JSON text that JSONB accepts: what it cannot hold is replaced as by `storable_doc`."""
+    with suppress(UnicodeEncodeError):  # a lone surrogate
+        text = stored_json(rows).decode()
+        if "\\u0000" not in text:
+            return text
+    return stored_json(_clean(to_stored(rows, str_keys=True))).decode()
+
+
 def stored_sentence(value: Any) -> Said | None:
     """The sentence in a column; None if it is null."""
     return None if value is None else from_stored(value, Said)
@@ -545,7 +554,7 @@ def write_docs(
 ) -> None:
     """Executes one statement for all rows, passed as one JSON text, so that it is planned once."""
     if rows:
-        conn.execute(statement, {"rows": stored_json(rows).decode(), **values})
+        conn.execute(statement, {"rows": storable_rows(rows), **values})
 
 
 class Writes:
@@ -569,7 +578,7 @@ class Writes:
         if not self._rows:
             return
         kinds, self._rows = self._rows, {}
-        values = {f"rows_{place}": stored_json(rows).decode() for place, rows in enumerate(kinds.values())}
+        values = {f"rows_{place}": storable_rows(rows) for place, rows in enumerate(kinds.values())}
         conn.execute(_together(tuple(kinds)), {**values, **self._values})
         self._values = {}
 

@@ -50,9 +50,9 @@ ORDER BY at
 class PostgresGoodput(ClusterStore):
     """`healer.ports.goodput_book.GoodputBook`."""
 
-    def latest_lives(self) -> list[LifeSeen]:
+    def latest_lives(self, now: datetime) -> list[LifeSeen]:
         row = job_lives.c
-        recent = sa.or_(row.ended_at.is_(None), row.ended_at > sa.func.now() - timedelta(days=1))
+        recent = sa.or_(row.ended_at.is_(None), row.ended_at > now - timedelta(days=1))
         query = (
             sa.select(row.doc, row.counted_at)
             .ext(distinct_on(row.job))

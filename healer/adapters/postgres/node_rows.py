@@ -108,13 +108,11 @@ def _is_superseded(conn: sa.Connection, snapshot: SlurmSnapshot, written: _Writt
     """Whether another writer has stored a later one: this process was held up while another took its place.
     One that is dated ahead of now is no later one, nor is one's own: a clock was set."""
     row = snapshots.c
-    query = sa.select(row.version).where(
-        row.cluster == snapshot.cluster,
-        row.taken_at > snapshot.taken_at,
-        row.taken_at <= sa.func.clock_timestamp() + CLOCKS_DIFFER,
-    )
-    later = conn.scalar(query)
-    return later is not None and (written is None or written.version != later)
+    later = row.taken_at > snapshot.taken_at, row.taken_at <= sa.func.clock_timestamp() + CLOCKS_DIFFER
+    query = sa.select(row.version, sa.and_(*later).label("is_later")).where(row.cluster == snapshot.cluster)
+    # Locked: one that another writer is about to commit counts, too.
+    stored = conn.execute(query.with_for_update()).first()
+    return bool(stored and stored.is_later) and (written is None or written.version != stored.version)
 
 
 #: What `read_of` needs to know whether its copy is the latest.

@@ -21,6 +21,7 @@ from healer.adapters.postgres.engine import (
     read_page,
     reading,
     storable_doc,
+    storable_text,
     stored_sentence,
     upsert,
     writing,
@@ -237,7 +238,7 @@ class PostgresChannelOutbox:
         key = {"cluster": self._cluster, "channel": self.name, "thread": attempt.thread}
         shown = {
             "stage": attempt.stage,
-            "reference": outcome.text,
+            "reference": storable_text(outcome.text),
             "told_at": now,
             "doc": notice and storable_doc(notice),
         }
@@ -299,7 +300,7 @@ def _values(outcome: Outcome) -> dict[str, object]:
     if outcome.is_failure:
         values: dict[str, object] = {"error": storable_doc(quoted(outcome.text))}
     else:
-        values = {"error": None, "reference": outcome.text or None}
+        values = {"error": None, "reference": storable_text(outcome.text) or None}
     return {"state": outcome.state, "next_try_at": outcome.next_try_at, **values}
 
 

@@ -1,7 +1,9 @@
 """Deletes old rows. Incidents, runs, decisions and the audit are kept."""
 
 import os
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from functools import partial
 
 import sqlalchemy as sa
 import structlog
@@ -61,11 +63,26 @@ log = structlog.get_logger()
 
 
 def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None:
-    """Deletes everything that is too old. `free`: the free share of the database's disk (`free_share`)."""
+    """Deletes everything that is too old. `free`: the free share of the database's disk (`free_share`).
+
+    What cannot be deleted stops nothing else; the first such error is raised at the end.
+    """
     low = free is not None and free < LOW_SHARE
-    if low and (emptied := samples.forget(engine, now, kept=1)):
-        # First: the other deletes write before they free anything.
-        log.warning("database disk nearly full, dropping old samples early", free=free, slots=emptied)
+    failed: DBAPIError | None = None
+    for delete in _deletions(engine, now, low=low):
+        try:
+            delete()
+        except DBAPIError as error:  # such as a table that takes longer to search than a statement may
+            if getattr(error.orig, "sqlstate", None) is None:
+                raise  # the server does not answer
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _deletions(engine: sa.Engine, now: datetime, *, low: bool) -> Iterator[Callable[[], object]]:
+    """Samples first: they are most of the database, and the other deletes write before they free anything."""
+    yield partial(_forget_samples, engine, now, low=low)
     arrived = inbox.c.arrived_at
     repeated = inbox.c.doc[("data", "again")].astext.is_not(None)
     too_old = sa.or_(
@@ -73,30 +90,52 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
         sa.and_(inbox.c.kind == "alert", repeated, arrived < now - AGAIN),
         arrived < now - EVENTS,
     )
-    _delete_by_id(engine, inbox, sa.and_(inbox.c.consumed_at.is_not(None), too_old))
-    _delete_by_id(engine, permits, permits.c.at < now - EVENTS)
-    _delete_by_id(engine, delivery_log, delivery_log.c.at < now - EVENTS)
-    _delete(engine, raised_alarms, raised_alarms.c.last_at < now - FORGOTTEN)
-    _delete(engine, idempotency, idempotency.c.at < now - KEYS)
-    _delete(engine, sessions, sessions.c.expires_at < now - SESSIONS)
+    yield partial(_delete_by_id, engine, inbox, sa.and_(inbox.c.consumed_at.is_not(None), too_old))
+    yield partial(_delete_by_id, engine, permits, permits.c.at < now - EVENTS)
+    yield partial(_delete_by_id, engine, delivery_log, delivery_log.c.at < now - EVENTS)
+    for table, old in _old_rows(now, low=low):
+        yield partial(_delete, engine, table, old)
+    yield partial(evidence.forget, engine, now, low=low)
+    yield partial(_forget_scores, engine, now)
+
+
+def _old_rows(now: datetime, *, low: bool) -> Iterator[tuple[sa.Table, sa.ColumnElement[bool]]]:
+    """Of tables without ids: what is too old."""
+    yield raised_alarms, raised_alarms.c.last_at < now - FORGOTTEN
+    yield idempotency, idempotency.c.at < now - KEYS
+    yield sessions, sessions.c.expires_at < now - SESSIONS
     burst = fault_bursts.c
-    _delete(engine, fault_bursts, sa.and_(burst.last_at < now - BURSTS, burst.fault != REPLACED))
-    _delete(engine, fault_bursts, burst.last_at < now - PARTS)
-    _delete(engine, forecasts, forecasts.c.ended_at < now - FORECASTS)
+    yield fault_bursts, sa.and_(burst.last_at < now - BURSTS, burst.fault != REPLACED)
+    yield fault_bursts, burst.last_at < now - PARTS
+    yield forecasts, forecasts.c.ended_at < now - FORECASTS
     in_service = node_states.c.state == NodeCondition.in_service.value
     kept = IN_SERVICE_LOW if low else IN_SERVICE
-    _delete(engine, node_states, sa.and_(in_service, node_states.c.until < now - kept))
-    _delete(engine, node_states, sa.and_(~in_service, node_states.c.until < now - OUT))
-    _delete(engine, goodput, goodput.c.hour < now - HOURS_KEPT)
-    _delete(engine, job_lives, job_lives.c.ended_at < now - HOURS_KEPT)
-    _delete(engine, job_stretches, job_stretches.c.ended_at < now - EVENTS)
+    yield node_states, sa.and_(in_service, node_states.c.until < now - kept)
+    yield node_states, sa.and_(~in_service, node_states.c.until < now - OUT)
+    yield goodput, goodput.c.hour < now - HOURS_KEPT
+    yield job_lives, job_lives.c.ended_at < now - HOURS_KEPT
+    yield job_stretches, job_stretches.c.ended_at < now - EVENTS
     for table in (unknown_series, losses, senders):
-        _delete(engine, table, table.c.last_seen < now - UNKNOWN_SERIES)
-    evidence.forget(engine, now, low=low)
+        yield table, table.c.last_seen < now - UNKNOWN_SERIES
+
+
+def _forget_samples(engine: sa.Engine, now: datetime, *, low: bool) -> None:
+    if low and (emptied := samples.forget(engine, now, kept=1)):
+        log.warning("database disk nearly full, dropping old samples early", slots=emptied)
+    samples.forget(engine, now)
+
+
+def _forget_scores(engine: sa.Engine, now: datetime) -> None:
     with engine.begin() as conn:
         forget_features(conn, now)
         forget_unusual(conn, now)
-    samples.forget(engine, now)
+
+
+def earlier_clock(engine: sa.Engine, now: datetime) -> datetime:
+    """`now`, or the time of the database's clock if that is earlier. What is deleted is gone: one clock that
+    was set wrong must not make everything old."""
+    with engine.connect() as conn:
+        return min(now, conn.execute(sa.select(sa.func.clock_timestamp())).scalar_one())
 
 
 def _delete_by_id(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) -> None:

@@ -81,7 +81,7 @@ SET run = excluded.run, incident = coalesce(excluded.incident, slots.incident),
   unusable = CASE WHEN slots.drained_at IS NULL THEN excluded.unusable
     ELSE slots.unusable OR slots.run = excluded.run AND excluded.unusable END
 WHERE slots.drained_at IS NULL OR slots.run = excluded.run
-  OR slots.run IN (SELECT id FROM runs WHERE state = ANY(:ended))
+  OR (SELECT state FROM runs WHERE id = slots.run) = ANY(:ended)
 """)
 
 

@@ -268,12 +268,17 @@ def _begin_reading(connection: psycopg.Connection) -> None:
 # --- forgetting ------------------------------------------------------------------------------------------
 
 
+#: By the index on `tx`; no row where the slot is empty.
+_NEWEST_IS_OLD = "SELECT arrived_at < clock_timestamp() - :kept FROM {} ORDER BY tx DESC LIMIT 1"
+
+
 def forget(engine: sa.Engine, now: datetime, *, kept: int = _KEPT) -> list[int]:
     """Truncates the slots whose rows all arrived over 60 minutes ago; returns those slots.
 
     `kept`: the number of slots kept before the current one; 1 still covers the longest window. The next slot
-    is kept too: an API whose clock is ahead may already write there. Gives up on a slot after waiting 0.2 s
-    for its lock, so that no reader or writer is delayed.
+    is kept too: an API whose clock is ahead may already write there. So is a slot whose newest row is young
+    by the database's clock: ours is wrong. Gives up on a slot after waiting 0.2 s for its lock, so that no
+    reader or writer is delayed.
     """
     here = slot_of(now)
     done: list[int] = []
@@ -283,7 +288,8 @@ def forget(engine: sa.Engine, now: datetime, *, kept: int = _KEPT) -> list[int]:
         try:
             with engine.begin() as conn:
                 conn.execute(sa.text("SET LOCAL lock_timeout = '200ms'"))
-                if conn.execute(sa.text(f"SELECT FROM {table} LIMIT 1")).first() is None:
+                is_old = sa.text(_NEWEST_IS_OLD.format(table))
+                if not conn.scalar(is_old, {"kept": timedelta(seconds=kept * _SLOT_S)}):
                     continue
                 conn.execute(sa.text(f"TRUNCATE {table}"))
         except OperationalError as error:

@@ -55,6 +55,7 @@ class PostgresTokenBook(PostgresTokens):
         """All service accounts of this person that were in force."""
         with writing(self._engine) as conn:
             these = sa.and_(tokens.c.owner == owner, *in_force(now))
+            _await_rotations(conn, tokens.c.owner == owner)
             return self._revoke(conn, these, by, now, reason)
 
     def account_of(self, person: str) -> Account | None:
@@ -74,6 +75,7 @@ class PostgresTokenBook(PostgresTokens):
         with writing(self._engine) as conn:
             # Used sign-in links too: a session lasts as long as its token is not revoked. The account ends in
             # the same transaction: no sign-in comes between.
+            _await_rotations(conn, of_person)
             rows = self._revoke(conn, of_person, by, now, reason)
             had_account = end_account(conn, person, now)
             # The provider's last information about a person who left no longer counts: see `healer login
@@ -135,6 +137,12 @@ class PostgresTokenBook(PostgresTokens):
         latest = sa.func.greatest(tokens.c.last_used_at, used.c.at)
         with writing(self._engine) as conn:
             conn.execute(sa.update(tokens).where(tokens.c.id == used.c.id).values(last_used_at=latest))
+
+
+def _await_rotations(conn: sa.Connection, which: sa.ColumnElement[bool]) -> None:
+    """A statement that waits for a rotation does not see the token that the rotation makes: the next one
+    does."""
+    conn.execute(sa.select(tokens.c.id).where(which).with_for_update())
 
 
 def accounts_ending(engine: sa.Engine, now: datetime) -> list[TokenRow]:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert, insert
 
 from healer.adapters.postgres.account_rows import has_account, issuer_of, know_locally
-from healer.adapters.postgres.audit_rows import append
+from healer.adapters.postgres.audit_rows import append, last_before
 from healer.adapters.postgres.engine import PostgresStore, confirm, reading, request_errors, writing
 from healer.adapters.postgres.tables import (
     audit_chain,
@@ -320,9 +320,10 @@ def enrolled_again(engine: sa.Engine, cluster: str, since: datetime) -> list[tup
     """(when, node, who) of those, oldest first. Raises Unavailable."""
     record = audit_records.c
     found = sa.select(record.at, record.data["node"].astext.label("node"), record.actor)
-    wanted = record.cluster == cluster, record.verb == ENROLLED_AGAIN, record.at >= since
+    again = record.cluster == cluster, record.verb == ENROLLED_AGAIN, record.at >= since
+    lately = record.id > last_before(since)  # asked every 30 s: not all records ever stored
     with reading(engine) as conn:
-        rows = conn.execute(found.where(*wanted).order_by(record.at))
+        rows = conn.execute(found.where(*again, lately).order_by(record.at))
         return [(row.at, row.node, row.actor) for row in rows]
 
 

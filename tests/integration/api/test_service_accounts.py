@@ -1,5 +1,6 @@
 """Service accounts against a real API and database."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -7,14 +8,14 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.engine import alone, make_engine
 from healer.adapters.postgres.roles import login_url
 from healer.adapters.postgres.tables import tokens
-from healer.adapters.postgres.token_book import accounts_ending
+from healer.adapters.postgres.token_book import PostgresTokenBook, accounts_ending
 from healer.engine.token_making import checked_token, successor
 from healer.model import Role
 from healer.ports.callers import NewToken
-from healer.ports.service_accounts import ROUTE_GROUPS, id_in
+from healer.ports.service_accounts import ROUTE_GROUPS, TokenRow, id_in
 from tests.support.api import Api
 from tests.support.seals import seal_all
 from tests.support.wait import wait_until
@@ -130,6 +131,30 @@ def test_all_service_accounts_of_one_owner_end_at_once(served: Served) -> None:
         )
     for secret in (others, person):
         assert client.get("/api/v1/nodes", headers=bearer(secret)).status_code == 200
+
+
+@pytest.mark.parametrize("ending", ["person", "accounts"])
+def test_what_is_rotated_while_its_person_is_ended_ends_too(fresh_database: sa.Engine, ending: str) -> None:
+    book = PostgresTokenBook(fresh_database, "pod1", b"k" * 32)
+    now = datetime.now(UTC)
+    old = book.create(checked_token(NewToken(role=Role.operator, name="ann/ci"), now), now=now, by="test")
+    end = {
+        "person": lambda: book.end_person("ann", by="bob", now=now, reason="left"),
+        "accounts": lambda: book.revoke_accounts("ann", by="bob", now=now),
+    }
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    waits += " AND wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as pool, alone(fresh_database).connect() as looking:
+        begun: list[Future[object]] = []
+
+        def succeed(row: TokenRow) -> NewToken:
+            begun.append(pool.submit(end[ending]))
+            wait_until(lambda: looking.scalar(sa.text(waits)) == 1, 20, what="the end waits for the rotation")
+            return successor(row, now)
+
+        book.rotate(id_in(old), succeed, by="ann", now=now, ends=now + DAY)
+        begun[0].result(20)
+    assert book.listed(person="ann", in_force_at=now) == []
 
 
 def test_a_person_sees_and_ends_his_own_and_an_admin_all(served: Served) -> None:

@@ -26,7 +26,7 @@ class Book:
         self.lives: dict[tuple[str, int], LifeSeen] = {}
         self.stretches: dict[tuple[str, int], list[Stretch]] = {}
 
-    def latest_lives(self) -> list[LifeSeen]:
+    def latest_lives(self, now: datetime) -> list[LifeSeen]:
         return list(self.lives.values())
 
     def put_lives(self, lives: Sequence[LifeSeen]) -> None:

@@ -175,3 +175,9 @@ def smi(*gpus: str, extra: str = "") -> str:
     listed = "".join(f'<gpu id="{gpu}"><uuid>GPU-{gpu}</uuid></gpu>' for gpu in gpus)
     xml = f"<?xml version='1.0' ?><nvidia_smi_log><attached_gpus>{len(gpus)}</attached_gpus>{listed}"
     return f"cat <<'END'\n{xml}{extra}</nvidia_smi_log>\nEND"
+
+
+def with_process(name: str) -> str:
+    """The same of one GPU, with a process of this name on it."""
+    info = f"<process_info><process_name>{name}</process_name></process_info>"
+    return smi("a").replace("</uuid></gpu>", f"</uuid><processes>{info}</processes></gpu>")

@@ -454,6 +454,26 @@ def test_output_of_nvidia_smi_is_sent_repeatedly(tmp_path: Path, hub: Hub, soon:
         assert shows(hub)[0] == b"<nvidia_smi_log><args>-q -x</args></nvidia_smi_log>\n"
 
 
+def test_names_of_processes_are_not_sent(tmp_path: Path, hub: Hub, soon: str) -> None:
+    """nvidia-smi prints them as they are: a user may write XML into it, or what is none."""
+    name = tmp_path / "name"
+    name.write_text("a&b<c")
+    listed = f"<processes><process_name>$(cat {name})</process_name></processes>"
+    chosen = smi(
+        tmp_path,
+        'echo "<nvidia_smi_log><attached_gpus>1</attached_gpus>"\n'
+        f"echo \"<gpu id='a'><uuid>GPU-a</uuid>{listed}</gpu></nvidia_smi_log>\"",
+    )
+    with following(tmp_path / "node", hub.url, HEALER_NVIDIA_SMI=chosen) as node:
+        node.program = soon
+        node.start()
+        wait_until(lambda: shows(hub), 10, what="it is sent")
+        assert b"<uuid>GPU-a</uuid></gpu>" in shows(hub)[0]
+        name.write_text("</processes></gpu><gpu id='b'><processes>")
+        wait_until(lambda: "the name of a process" in node.printed(), 10, what="it notices")
+        assert b"<gpu id='b'>" not in b"".join(shows(hub))
+
+
 def test_an_nvidia_smi_that_hangs_stops_nothing_and_is_ended(tmp_path: Path, hub: Hub, soon: str) -> None:
     chosen = smi(tmp_path, f"echo $$ >> {tmp_path}/pids; exec /bin/sleep 600")
     with following(tmp_path / "node", hub.url, HEALER_NVIDIA_SMI=chosen) as node:

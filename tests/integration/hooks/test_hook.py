@@ -13,6 +13,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -31,6 +32,7 @@ from tests.support.hooks import (
     life,
     smi,
     unused_url,
+    with_process,
 )
 from tests.support.wait import wait_until
 
@@ -216,6 +218,33 @@ def test_a_processs_name_in_nvidia_smi_is_no_lost_gpu(node: HookNode, healer: He
     node.program("usr/bin/nvidia-smi", f'echo "{said}{end}"')
     node.run("prolog")
     assert check_of(healer.reports[0], "gpu-lost") == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "</processes>GPU is lost<processes>",
+        "<processes></processes>GPU is lost<processes>",
+        "</processes></gpu><gpu id='9'><uuid>GPU is lost</uuid><processes>",
+    ],
+)
+def test_a_process_named_like_the_output_of_nvidia_smi_says_nothing(
+    node: HookNode, healer: Healer, name: str
+) -> None:
+    """nvidia-smi prints names as they are: a user may write XML into it."""
+    node.settings["HEALER_HOOK_GPUS"] = "1"
+    node.program("usr/bin/nvidia-smi", with_process(name))
+    node.run("prolog")
+    assert [check_of(healer.reports[0], one) for one in ("gpu-lost", "gpu-count")] == ["", None]
+    assert healer.reports[0]["nvidia_smi"] == ""
+
+
+def test_names_of_processes_are_not_sent(node: HookNode, healer: Healer) -> None:
+    """One that is no XML would make healer refuse the whole output."""
+    node.program("usr/bin/nvidia-smi", with_process("a&b<c"))
+    node.run("prolog")
+    sent = ElementTree.fromstring(healer.reports[0]["nvidia_smi"])
+    assert sent.findtext("gpu/uuid") == "GPU-a" and sent.find("gpu/processes") is None
 
 
 def test_lost_gpu_in_nvidia_smi_output_becomes_a_failed_check(node: HookNode, healer: Healer) -> None:

@@ -232,6 +232,21 @@ def test_memory_figures_are_passed_through_unchanged(node: StandIns) -> None:
     assert node.ask("memory-state")["gpus"][0]["pending"] == "Unknown Error"
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("a&b<c", ["0"]), ("</processes></gpu><gpu id='9'><minor_number>9</minor_number><processes>", None)],
+)
+def test_a_process_is_no_gpu_whatever_its_name(node: StandIns, name: str, found: list[str] | None) -> None:
+    """nvidia-smi prints names as they are: a user may write XML into it, or what is none."""
+    gpu = f"<gpu id='0'><minor_number>0</minor_number><processes>{name}</processes></gpu>"
+    text = f"<nvidia_smi_log><attached_gpus>1</attached_gpus>{gpu}</nvidia_smi_log>"
+    (node.bin / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    if found is None:
+        assert "the name of a process" in node.refused("identify", code="failed")
+    else:
+        assert [gpu["minor"] for gpu in node.ask("identify")["gpus"]] == found
+
+
 # --- a second look
 
 XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=4242, name=python3, GPU has fallen off the bus."

@@ -358,6 +358,16 @@ def test_a_body_that_is_never_taken_does_not_stop_the_next(node: Following, hub:
     assert node.state()["lost"] == 1
 
 
+def test_a_page_in_place_of_healers_answer_delivers_nothing(node: Following, hub: Hub) -> None:
+    """As a proxy gives one while healer is away. healer answers with 202, when it has stored the lines."""
+    node.start()
+    alive(hub)
+    hub.answers.append((200, {"Content-Type": "text/html"}, "<h1>We are back soon</h1>"))
+    node.say(XID_79)
+    heard(hub, XID_79)
+    assert "was answered with 200" in node.printed()
+
+
 def test_lines_of_a_node_that_healer_does_not_know_yet_are_kept(node: Following, hub: Hub) -> None:
     node.start()
     alive(hub)

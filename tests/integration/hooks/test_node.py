@@ -114,6 +114,14 @@ def test_node_changes_nothing_that_it_cannot_log(node: StandIns) -> None:
     node.ask("service-status", FM)  # to look is no change
 
 
+def test_a_disk_that_cannot_be_written_stops_no_look(node: StandIns) -> None:
+    """A node whose disk fails is one that healer has to look at."""
+    node.kmsg("NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off the bus.")
+    node.configure(STATE="/proc/no-such-folder", LOG="/proc/no-such-folder/log")
+    assert node.ask("second-look", "nvrmxidpci00001000", "-")["records"]
+    node.refused("diagnose-start", "k", "1", code="no-audit")
+
+
 PIECES = [
     *"abc;|&$`'\"\\ \t\n\r\0<>(){}*?~#!-=/.:", "identify", "slurmd", "k", "1", "all", "--conf",
     "service-restart", "diagnose-start", "gpu-reset", "id=0123456789abcdef",

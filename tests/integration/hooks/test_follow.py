@@ -194,7 +194,7 @@ def test_an_empty_line_of_the_kernel_is_no_lost_one(node: Following, hub: Hub) -
 @pytest.mark.parametrize("wrong", ["null", '"many"', "[1]", "{}", "1.5"])
 def test_a_state_with_values_of_another_kind_stops_nothing(node: Following, hub: Hub, wrong: str) -> None:
     (node.spool / "follow").mkdir(parents=True, mode=0o700)
-    keys = ("boot_id", "mark", "node", "lost", "renew", "segment", "offset")
+    keys = ("boot_id", "mark", "node", "host", "lost", "renew", "segment", "offset")
     state = "{" + ",".join(f'"{key}": {wrong}' for key in keys) + "}"
     (node.spool / "follow/state").write_text(state)
     node.start()
@@ -225,6 +225,21 @@ def test_while_an_nvidia_smi_hangs_it_looks_once_a_second(node: Following) -> No
         [*words, str(node.folder / "proc")], env=clean_environ(), capture_output=True, text=True, check=False
     )
     assert done.stdout == "1.0\n", done.stderr
+
+
+@pytest.mark.parametrize(("host", "named"), [("", "gpu0099"), ("another-host", "")])
+def test_a_name_of_an_enrolment_counts_on_the_host_that_enrolled(
+    tmp_path: Path, hub: Hub, host: str, named: str
+) -> None:
+    """A disk that was moved would make this machine speak as the other node, and have that one drained."""
+    here = socket.gethostname().split(".")[0]
+    with following(tmp_path, hub.url, HEALER_NODE="") as node:
+        (node.spool / "follow").mkdir(parents=True, mode=0o700)
+        state = {"boot_id": BOOT, "node": "gpu0099", "host": host or here}
+        (node.spool / "follow/state").write_text(json.dumps(state))
+        node.start()
+        alive(hub)
+        assert hub.beats()[0]["node"] == (named or here)
 
 
 def test_the_spool_is_bounded_and_its_oldest_lines_go_first(tmp_path: Path, hub: Hub) -> None:

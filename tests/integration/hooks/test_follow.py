@@ -263,6 +263,30 @@ def test_the_spool_is_bounded_and_its_oldest_lines_go_first(tmp_path: Path, hub:
     assert json.loads((folder / "state").read_text())["lost"] == 1024 * 1024 // len(entry)
 
 
+@pytest.mark.parametrize(
+    ("spoilt", "lost"),
+    [
+        (b'{"line": "cut {"line": "NVRM: behind it"}\n', 1),
+        (b'{"line": "' + b"\0" * 100 + b'"}\n', 1),
+        (b"\0" * 200_000 + b"\n", 1),
+        (b'{"line": "\xff"}\n', 1),
+    ],
+)
+def test_a_spoilt_line_of_the_spool_costs_no_other(
+    node: Following, hub: Hub, spoilt: bytes, lost: int
+) -> None:
+    """As a full disk or a loss of power leaves it. healer would refuse the whole request for it."""
+    folder = node.spool / "follow"
+    folder.mkdir(parents=True, mode=0o700)
+    first, last = (json.dumps({"boot_id": BOOT, "line": f"NVRM: {word}"}).encode() for word in ("one", "two"))
+    (folder / "lines.1").write_bytes(first + b"\n" + spoilt + last + b"\n")
+    node.start()
+    heard(hub, "NVRM: one", "NVRM: two")
+    wait_until(lambda: not (folder / "lines.1").exists(), 10, what="the spool is empty")
+    node.stop()
+    assert node.state()["lost"] == lost
+
+
 def test_lines_wait_in_memory_when_the_spool_cannot_be_written(tmp_path: Path, hub: Hub) -> None:
     hub.stop()
     with following(tmp_path, hub.url, HEALER_HOOK_SPOOL="/proc/no-such-folder") as node:

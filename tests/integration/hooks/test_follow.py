@@ -209,22 +209,40 @@ def test_a_state_with_values_of_another_kind_stops_nothing(node: Following, hub:
 def test_while_an_nvidia_smi_hangs_it_looks_once_a_second(node: Following) -> None:
     """One that hangs in the kernel stays for hours, and the time for the next one passes meanwhile."""
     script = (
+        "one.smi, now = follow.Child(['/bin/sleep', '60']), time.monotonic()\n"
+        "one.smi_at, one.beat_at = now - 5, now + 8\n"
+        "print(one.wait_s(now))\n"
+        "one.smi.kill()\n"
+    )
+    assert within(node, script) == "1.0\n"
+
+
+def within(node: Following, script: str) -> str:
+    """What a script prints that has a follower as `one`, and its module as `follow`."""
+    made = (
         "import importlib.machinery, importlib.util, sys, time\n"
         "loader = importlib.machinery.SourceFileLoader('follow', sys.argv[1])\n"
         "follow = importlib.util.module_from_spec(importlib.util.spec_from_loader('follow', loader))\n"
         "loader.exec_module(follow)\n"
         "conf, options = follow.read_conf(sys.argv[2]), {'--kmsg': sys.argv[3], '--proc': sys.argv[4]}\n"
         "one = follow.Follower(conf, options)\n"
-        "one.smi, now = follow.Child(['/bin/sleep', '60']), time.monotonic()\n"
-        "one.smi_at, one.beat_at = now - 5, now + 8\n"
-        "print(one.wait_s(now))\n"
-        "one.smi.kill()\n"
     )
-    words = [sys.executable, "-c", script, node.program, str(node.conf), str(node.kmsg)]
+    words = [sys.executable, "-c", made + script, node.program, str(node.conf), str(node.kmsg)]
     done = subprocess.run(
         [*words, str(node.folder / "proc")], env=clean_environ(), capture_output=True, text=True, check=False
     )
-    assert done.stdout == "1.0\n", done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_healer_is_asked_less_often_while_it_does_not_know_the_node(node: Following) -> None:
+    """As of one that Slurm does not name yet: a whole new rack would ask twice a second."""
+    script = (
+        'refusal = b\'{"rejected": [{"index": 0, "reason": "node: gpu0001 is not a node"}]}\'\n'
+        "print([one.answered(refusal, 1) for _ in range(4)], one.fails)\n"
+        "print(one.answered(b'{}', 1), one.fails)\n"
+    )
+    assert within(node, script) == "[False, False, False, False] 4\nTrue 0\n"
 
 
 @pytest.mark.parametrize(("host", "named"), [("", "gpu0099"), ("another-host", "")])

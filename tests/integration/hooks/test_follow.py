@@ -316,6 +316,20 @@ def test_lines_wait_in_memory_when_the_spool_cannot_be_written(tmp_path: Path, h
         heard(hub, "NVRM: Xid one")
 
 
+def test_each_failed_request_keeps_what_memory_has_room_for(tmp_path: Path, hub: Hub) -> None:
+    script = (
+        "for number in range(4900):\n"
+        "    one.store.add(number, b'{}')\n"
+        "one.failed(None)\n"
+        "print(len(one.store.memory), one.store.state['lost'])\n"
+        "for number in range(4900, 5100):\n"
+        "    one.store.add(number, b'{}')\n"
+        "print(one.store.memory[-1], len(one.store.memory) + one.store.state['lost'])\n"
+    )
+    with following(tmp_path, hub.url, HEALER_HOOK_SPOOL="/proc/no-such-folder") as node:
+        assert within(node, script) == "4900 0\n(5099, b'{}') 5100\n"
+
+
 def test_a_full_disk_stops_nothing(tmp_path: Path, hub: Hub) -> None:
     """A file system of 64 KiB of its own, in a mount namespace of its own."""
     hub.stop()

@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -446,6 +447,37 @@ def test_lines_of_a_node_that_healer_does_not_know_yet_are_kept(node: Following,
     hub.answers.append((202, {}, unknown))
     node.say("NVRM: Xid one")
     wait_until(lambda: hub.lines() == ["NVRM: Xid one"] * 2, 10, what="it is sent again")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 \xb202 Accepted\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 202 Accepted\r\nContent-Length: \xb2\r\n\r\n{}",
+        b"HTTP/1.1 503 Busy\r\nRetry-After: \xb2\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 202 Accepted\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000,
+        b'HTTP/1.1 202 Accepted\r\nContent-Length: 20\r\n\r\n{"rejected":{"a":1}}',
+        b'HTTP/1.1 202 Accepted\r\nContent-Length: 16\r\n\r\n{"rejected":[1]}',
+        b"\x00\xff\r\n\r\n",
+    ],
+)
+def test_what_is_no_answer_of_healer_ends_nothing(node: Following, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        script = (
+            f"one.link.port = {server.getsockname()[1]}\n"
+            "print(one.send('/signals/heartbeat', b'{}') in (True, False))\n"
+        )
+        thread = threading.Thread(target=answer_once, args=(server, answer))
+        thread.start()
+        assert within(node, script) == "True\n"
+        thread.join()
+
+
+def answer_once(server: socket.socket, answer: bytes) -> None:
+    line, _ = server.accept()
+    with line:
+        line.recv(65536)
+        line.sendall(answer)
 
 
 def test_an_answer_in_chunks_is_understood(node: Following, hub: Hub) -> None:

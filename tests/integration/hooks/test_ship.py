@@ -133,6 +133,15 @@ def test_idle_connection_closed_by_the_server_is_reopened(shipping: Shipping, hu
     assert taken(hub) == ["line 1", "line 2"]
 
 
+@pytest.mark.parametrize("text", ["heal_ship\r\n", "heal_ship\n# of gpu0001\n"])
+def test_the_first_word_of_the_file_is_the_token(shipping: Shipping, hub: Hub, text: str) -> None:
+    """As hook and follower read it: they share the file."""
+    (shipping.folder / "token").write_bytes(text.encode())
+    with shipping.running():
+        assert shipping.say(record(1)) == "OK"
+    assert hub.requests[-1][1]["authorization"] == "Bearer heal_ship"
+
+
 def test_record_rejected_by_healer_is_reported(shipping: Shipping, hub: Hub) -> None:
     rejected = {"accepted": 0, "rejected": [{"index": 0, "reason": "node: gpu9 is not a node"}]}
     hub.answers.append((202, {}, rejected))

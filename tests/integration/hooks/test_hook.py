@@ -212,6 +212,18 @@ def test_each_form_in_which_the_driver_says_it_loses_the_gpu(
     assert check_of(healer.reports[0], "gpu-lost")
 
 
+def test_a_log_that_was_not_read_to_its_end_lost_no_gpu_and_kept_none(node: HookNode, healer: Healer) -> None:
+    """A storm has more lines than one report: a check that passed would end what its first lines opened."""
+    node.kernel(*[f"NVRM: Xid (PCI:0000:9b:00): 45, number {number}" for number in range(600)], LOST)
+    node.run("prolog")
+    node.run("prolog")
+    assert [check_of(report, "gpu-lost") for report in healer.reports] == [
+        None,
+        "a GPU fell off the bus since boot",
+    ]
+    assert sum(len(report["kernel"]) for report in healer.reports) == 601
+
+
 @pytest.mark.parametrize("end", ["</process_name></process_info></processes></gpu></nvidia_smi_log>", ""])
 def test_a_processs_name_in_nvidia_smi_is_no_lost_gpu(node: HookNode, healer: Healer, end: str) -> None:
     said = "<nvidia_smi_log><gpu id='0'><processes><process_info><process_name>train GPU is lost"

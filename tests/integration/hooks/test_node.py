@@ -774,6 +774,16 @@ def test_another_users_files_are_no_dumps(program: ModuleType, tmp_path: Path) -
     assert program.read_dumps(str(tmp_path / "rank_"), os.geteuid() + 1, 0.0) == []
 
 
+def test_a_group_that_a_user_made_holds_no_process_of_the_job(node: StandIns) -> None:
+    """systemd lets each user make groups of any name below its own; what runs in them is of any user."""
+    forged = "/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_4711/step_0/user/task_0"
+    node.process(11, "python3", cgroup=SLURM_V2)
+    node.process(12, "python3", cgroup=forged)
+    node.process(13, "python3", cgroup="/docker/0a1b" + SLURM_V2)
+    assert node.ask("job-recorder", "4711")["processes"] == 2
+    assert [one["pid"] for one in node.ask("job-stacks", "4711")["processes"]] == [11, 13]
+
+
 def test_the_files_are_read_as_the_jobs_own_user(node: StandIns) -> None:
     place = node.world / "dumps"
     place.mkdir()

@@ -658,6 +658,15 @@ def test_secrets_are_taken_out(node: StandIns, line: str, secret: str) -> None:
     assert secret not in text and "[removed]" in text and "GPU stays" in text
 
 
+def test_logs_that_find_no_room_leave_the_rest_of_it(node: StandIns) -> None:
+    """A limit on the size of files is in the place of a full disk."""
+    (node.bin / "dmesg").write_text("#!/bin/sh\nhead -c 200000 /dev/urandom | base64\n")
+    node.program.write_text(node.program.read_text().replace("exec ", "ulimit -f 32; exec ", 1))
+    node.ask("collect", "k")
+    assert node.ended("collect-show", "k")["state"] == "failed"
+    assert sorted(path.name for path in (node.state / "collect").iterdir()) == ["k.json", "k.lock"]
+
+
 def test_calls_at_once_are_bounded(node: StandIns) -> None:
     node.mode("systemctl", "hang")
     node.configure(SYSTEMCTL_S="30")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.follower import BOOT, FOLLOW, XID_79, Following, Hub, following, heard
+from tests.support.follower import BOOT, FOLLOW, PROBLEM, XID_79, Following, Hub, following, heard
 from tests.support.processes import clean_environ
 from tests.support.tls import certificates, serve_tls
 from tests.support.wait import wait_until
@@ -421,7 +421,7 @@ def test_one_connection_serves_many_requests(node: Following, hub: Hub) -> None:
 def test_a_body_that_is_never_taken_does_not_stop_the_next(node: Following, hub: Hub) -> None:
     node.start()
     alive(hub)
-    hub.answers.append((422, {}, {"detail": "body: no"}))
+    hub.answers.append((422, PROBLEM, {"detail": "body: no"}))
     node.say("NVRM: Xid bad")
     wait_until(lambda: "422" in node.printed(), 10, what="the refusal")
     node.say("NVRM: Xid good")
@@ -430,14 +430,18 @@ def test_a_body_that_is_never_taken_does_not_stop_the_next(node: Following, hub:
     assert node.state()["lost"] == 1
 
 
-def test_a_page_in_place_of_healers_answer_delivers_nothing(node: Following, hub: Hub) -> None:
-    """As a proxy gives one while healer is away. healer answers with 202, when it has stored the lines."""
+@pytest.mark.parametrize("status", [200, 400, 413])
+def test_a_page_in_place_of_healers_answer_delivers_nothing(node: Following, hub: Hub, status: int) -> None:
+    """As a proxy gives one while healer is away, or for a wrong port. healer answers with 202, when it has
+    stored the lines, and names its refusals as its own."""
     node.start()
     alive(hub)
-    hub.answers.append((200, {"Content-Type": "text/html"}, "<h1>We are back soon</h1>"))
+    hub.answers.append((status, {"Content-Type": "text/html"}, "<h1>We are back soon</h1>"))
     node.say(XID_79)
     heard(hub, XID_79)
-    assert "was answered with 200" in node.printed()
+    assert f"was answered with {status}" in node.printed()
+    node.stop()
+    assert node.state()["lost"] == 0
 
 
 def test_lines_of_a_node_that_healer_does_not_know_yet_are_kept(node: Following, hub: Hub) -> None:

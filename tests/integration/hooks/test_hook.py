@@ -347,11 +347,11 @@ def test_answer_without_a_clear_permit_does_not_fail_the_hook(
     assert well(node.run("epilog"))
 
 
-@pytest.mark.parametrize("status", [200, 204, 301, 401, 404, 429, 500, 503])
+@pytest.mark.parametrize("status", [200, 204, 301, 400, 401, 404, 413, 429, 500, 503])
 def test_another_answer_than_a_report_taken_fails_nothing_and_keeps_the_report(
     node: HookNode, healer: Healer, status: int
 ) -> None:
-    healer.answer, healer.status = PERMIT, status
+    healer.answer, healer.status, healer.kind = PERMIT, status, "text/html"
     done = node.run("epilog")
     assert done.returncode == 0 and str(status) in done.stdout
     assert len(node.spooled) == 1

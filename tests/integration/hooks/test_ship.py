@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.follower import Hub
+from tests.support.follower import PROBLEM, Hub
 from tests.support.processes import clean_environ
 from tests.support.rsyslog import SHIP
 from tests.support.tls import certificates, serve_tls
@@ -89,7 +89,7 @@ def test_each_record_is_confirmed_when_healer_has_it(shipping: Shipping, hub: Hu
     assert not shipping.head.exists()
 
 
-@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
+@pytest.mark.parametrize("status", [400, 401, 403, 413, 429, 500, 503])
 def test_temporary_refusal_makes_rsyslog_send_the_record_again(
     shipping: Shipping, hub: Hub, status: int
 ) -> None:
@@ -102,7 +102,7 @@ def test_temporary_refusal_makes_rsyslog_send_the_record_again(
 
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
 def test_undeliverable_records_are_reported_and_dropped(shipping: Shipping, hub: Hub, status: int) -> None:
-    hub.answers.append((status, {}, {"detail": "no"}))
+    hub.answers.append((status, PROBLEM, {"detail": "no"}))
     with shipping.running():
         assert [shipping.say(record(1)), shipping.say(record(2))] == ["OK", "OK"]
     assert taken(hub) == ["line 2"]

@@ -25,6 +25,8 @@ from tests.support.wait import wait_until
 ROOT = Path(__file__).parents[2]
 FOLLOW = ROOT / "healer" / "hooks" / "healer-follow"
 BOOT = "0b11d014-1685-44bd-a6ed-5fc0bc1c44ae"
+#: healer's own refusals have it, and no proxy's.
+PROBLEM = {"Content-Type": "application/problem+json"}
 XID_79 = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
 
 

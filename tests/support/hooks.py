@@ -28,6 +28,8 @@ class Healer:
     def __init__(self, answer: Any = None) -> None:
         self.answer = {"verdict": "healthy", "may_refuse": False, "reason": ""} if answer is None else answer
         self.status = 202
+        #: Of its answer; that of a refusal that is healer's own.
+        self.kind = "application/problem+json"
         self.hangs = False
         self.requests: list[tuple[str, Mapping[str, str], list[dict[str, Any]]]] = []
         self._over = threading.Event()
@@ -44,6 +46,7 @@ class Healer:
                     return
                 body = outer.answer if isinstance(outer.answer, bytes) else json.dumps(outer.answer).encode()
                 self.send_response(outer.status)
+                self.send_header("Content-Type", outer.kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -175,3 +178,9 @@ def smi(*gpus: str, extra: str = "") -> str:
     listed = "".join(f'<gpu id="{gpu}"><uuid>GPU-{gpu}</uuid></gpu>' for gpu in gpus)
     xml = f"<?xml version='1.0' ?><nvidia_smi_log><attached_gpus>{len(gpus)}</attached_gpus>{listed}"
     return f"cat <<'END'\n{xml}{extra}</nvidia_smi_log>\nEND"
+
+
+def with_process(name: str) -> str:
+    """The same of one GPU, with a process of this name on it."""
+    info = f"<process_info><process_name>{name}</process_name></process_info>"
+    return smi("a").replace("</uuid></gpu>", f"</uuid><processes>{info}</processes></gpu>")

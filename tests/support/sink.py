@@ -12,7 +12,7 @@ from tests.support.http_stand_in import Quiet, running
 class Sink:
     """`asked` holds (headers, body) of each request; `answers` the next answers: (status, headers, body).
 
-    With no answer left it says 204. The answer None keeps silent until the sink is closed.
+    With no answer left it says `status`. The answer None keeps silent until the sink is closed.
     """
 
     def __init__(self) -> None:
@@ -26,15 +26,15 @@ class Sink:
 
 
 @contextmanager
-def serve_sink() -> Iterator[Sink]:
-    sink = Sink()
+def serve_sink(status: int = 204) -> Iterator[Sink]:
+    sink, usual = Sink(), (status, dict[str, str](), b"")
 
     class Handler(Quiet):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             headers = {name.lower(): value for name, value in self.headers.items()}
             sink.asked.append((headers | {":path": self.path}, body))
-            answer = sink.answers.popleft() if sink.answers else (204, {}, b"")
+            answer = sink.answers.popleft() if sink.answers else usual
             if answer is None:
                 sink.closing.wait(30)
                 self.close_connection = True

@@ -154,7 +154,7 @@ class Post:
             sender._settled(count, rejected=count)
             sender.say("refused", "step times are refused (%d): %.300s" % (status, answer.get("detail", "")))
             return True
-        if status >= 300:
+        if status != 202:  # healer answers with this alone when it has them
             return False
         wrong, lost = answer.get("rejected") or [], 0
         if wrong:

@@ -42,5 +42,5 @@ class Receiver:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with serve_sink() as sink:
+    with serve_sink(202) as sink:
         yield Receiver(sink)

@@ -213,11 +213,13 @@ def test_non_numeric_loss_is_reported_as_such(receiver: Receiver) -> None:
 
 
 def test_a_healer_that_is_away_costs_nothing_and_gets_what_waited(receiver: Receiver) -> None:
-    receiver.sink.answers.extend([(503, {"Retry-After": "0"}, b""), (500, {}, b"")])
+    receiver.sink.answers.extend(
+        [(503, {"Retry-After": "0"}, b""), (500, {}, b""), (200, {}, b"<h1>Sorry</h1>")]
+    )
     steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ())
     with steps.step():
         pass
-    wait_until(lambda: len(receiver.bodies()) >= 3, 30, what="it was sent again")
+    wait_until(lambda: sum("step_s" in one for one in receiver.samples()) >= 4, 30, what="it was sent again")
     steps.close()
     assert {one["step"] for one in receiver.samples()} == {0} and (steps.sent, steps.dropped) == (1, 0)
 

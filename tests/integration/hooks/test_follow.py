@@ -8,12 +8,13 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.support.follower import BOOT, FOLLOW, XID_79, Following, Hub, following, heard
+from tests.support.follower import BOOT, FOLLOW, PROBLEM, XID_79, Following, Hub, following, heard
 from tests.support.processes import clean_environ
 from tests.support.tls import certificates, serve_tls
 from tests.support.wait import wait_until
@@ -194,7 +195,7 @@ def test_an_empty_line_of_the_kernel_is_no_lost_one(node: Following, hub: Hub) -
 @pytest.mark.parametrize("wrong", ["null", '"many"', "[1]", "{}", "1.5"])
 def test_a_state_with_values_of_another_kind_stops_nothing(node: Following, hub: Hub, wrong: str) -> None:
     (node.spool / "follow").mkdir(parents=True, mode=0o700)
-    keys = ("boot_id", "mark", "node", "lost", "renew", "segment", "offset")
+    keys = ("boot_id", "mark", "node", "host", "lost", "renew", "segment", "offset")
     state = "{" + ",".join(f'"{key}": {wrong}' for key in keys) + "}"
     (node.spool / "follow/state").write_text(state)
     node.start()
@@ -209,22 +210,55 @@ def test_a_state_with_values_of_another_kind_stops_nothing(node: Following, hub:
 def test_while_an_nvidia_smi_hangs_it_looks_once_a_second(node: Following) -> None:
     """One that hangs in the kernel stays for hours, and the time for the next one passes meanwhile."""
     script = (
+        "one.smi, now = follow.Child(['/bin/sleep', '60']), time.monotonic()\n"
+        "one.smi_at, one.beat_at = now - 5, now + 8\n"
+        "print(one.wait_s(now))\n"
+        "one.smi.kill()\n"
+    )
+    assert within(node, script) == "1.0\n"
+
+
+def within(node: Following, script: str) -> str:
+    """What a script prints that has a follower as `one`, and its module as `follow`."""
+    made = (
         "import importlib.machinery, importlib.util, sys, time\n"
         "loader = importlib.machinery.SourceFileLoader('follow', sys.argv[1])\n"
         "follow = importlib.util.module_from_spec(importlib.util.spec_from_loader('follow', loader))\n"
         "loader.exec_module(follow)\n"
         "conf, options = follow.read_conf(sys.argv[2]), {'--kmsg': sys.argv[3], '--proc': sys.argv[4]}\n"
         "one = follow.Follower(conf, options)\n"
-        "one.smi, now = follow.Child(['/bin/sleep', '60']), time.monotonic()\n"
-        "one.smi_at, one.beat_at = now - 5, now + 8\n"
-        "print(one.wait_s(now))\n"
-        "one.smi.kill()\n"
     )
-    words = [sys.executable, "-c", script, node.program, str(node.conf), str(node.kmsg)]
+    words = [sys.executable, "-c", made + script, node.program, str(node.conf), str(node.kmsg)]
     done = subprocess.run(
         [*words, str(node.folder / "proc")], env=clean_environ(), capture_output=True, text=True, check=False
     )
-    assert done.stdout == "1.0\n", done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_healer_is_asked_less_often_while_it_does_not_know_the_node(node: Following) -> None:
+    """As of one that Slurm does not name yet: a whole new rack would ask twice a second."""
+    script = (
+        'refusal = b\'{"rejected": [{"index": 0, "reason": "node: gpu0001 is not a node"}]}\'\n'
+        "print([one.answered(refusal, 1) for _ in range(4)], one.fails)\n"
+        "print(one.answered(b'{}', 1), one.fails)\n"
+    )
+    assert within(node, script) == "[False, False, False, False] 4\nTrue 0\n"
+
+
+@pytest.mark.parametrize(("host", "named"), [("", "gpu0099"), ("another-host", "")])
+def test_a_name_of_an_enrolment_counts_on_the_host_that_enrolled(
+    tmp_path: Path, hub: Hub, host: str, named: str
+) -> None:
+    """A disk that was moved would make this machine speak as the other node, and have that one drained."""
+    here = socket.gethostname().split(".")[0]
+    with following(tmp_path, hub.url, HEALER_NODE="") as node:
+        (node.spool / "follow").mkdir(parents=True, mode=0o700)
+        state = {"boot_id": BOOT, "node": "gpu0099", "host": host or here}
+        (node.spool / "follow/state").write_text(json.dumps(state))
+        node.start()
+        alive(hub)
+        assert hub.beats()[0]["node"] == (named or here)
 
 
 def test_the_spool_is_bounded_and_its_oldest_lines_go_first(tmp_path: Path, hub: Hub) -> None:
@@ -248,6 +282,30 @@ def test_the_spool_is_bounded_and_its_oldest_lines_go_first(tmp_path: Path, hub:
     assert json.loads((folder / "state").read_text())["lost"] == 1024 * 1024 // len(entry)
 
 
+@pytest.mark.parametrize(
+    ("spoilt", "lost"),
+    [
+        (b'{"line": "cut {"line": "NVRM: behind it"}\n', 1),
+        (b'{"line": "' + b"\0" * 100 + b'"}\n', 1),
+        (b"\0" * 200_000 + b"\n", 1),
+        (b'{"line": "\xff"}\n', 1),
+    ],
+)
+def test_a_spoilt_line_of_the_spool_costs_no_other(
+    node: Following, hub: Hub, spoilt: bytes, lost: int
+) -> None:
+    """As a full disk or a loss of power leaves it. healer would refuse the whole request for it."""
+    folder = node.spool / "follow"
+    folder.mkdir(parents=True, mode=0o700)
+    first, last = (json.dumps({"boot_id": BOOT, "line": f"NVRM: {word}"}).encode() for word in ("one", "two"))
+    (folder / "lines.1").write_bytes(first + b"\n" + spoilt + last + b"\n")
+    node.start()
+    heard(hub, "NVRM: one", "NVRM: two")
+    wait_until(lambda: not (folder / "lines.1").exists(), 10, what="the spool is empty")
+    node.stop()
+    assert node.state()["lost"] == lost
+
+
 def test_lines_wait_in_memory_when_the_spool_cannot_be_written(tmp_path: Path, hub: Hub) -> None:
     hub.stop()
     with following(tmp_path, hub.url, HEALER_HOOK_SPOOL="/proc/no-such-folder") as node:
@@ -257,6 +315,20 @@ def test_lines_wait_in_memory_when_the_spool_cannot_be_written(tmp_path: Path, h
         assert "nothing can be kept on disk" in node.printed()
         hub.start()
         heard(hub, "NVRM: Xid one")
+
+
+def test_each_failed_request_keeps_what_memory_has_room_for(tmp_path: Path, hub: Hub) -> None:
+    script = (
+        "for number in range(4900):\n"
+        "    one.store.add(number, b'{}')\n"
+        "one.failed(None)\n"
+        "print(len(one.store.memory), one.store.state['lost'])\n"
+        "for number in range(4900, 5100):\n"
+        "    one.store.add(number, b'{}')\n"
+        "print(one.store.memory[-1], len(one.store.memory) + one.store.state['lost'])\n"
+    )
+    with following(tmp_path, hub.url, HEALER_HOOK_SPOOL="/proc/no-such-folder") as node:
+        assert within(node, script) == "4900 0\n(5099, b'{}') 5100\n"
 
 
 def test_a_full_disk_stops_nothing(tmp_path: Path, hub: Hub) -> None:
@@ -349,13 +421,27 @@ def test_one_connection_serves_many_requests(node: Following, hub: Hub) -> None:
 def test_a_body_that_is_never_taken_does_not_stop_the_next(node: Following, hub: Hub) -> None:
     node.start()
     alive(hub)
-    hub.answers.append((422, {}, {"detail": "body: no"}))
+    hub.answers.append((422, PROBLEM, {"detail": "body: no"}))
     node.say("NVRM: Xid bad")
     wait_until(lambda: "422" in node.printed(), 10, what="the refusal")
     node.say("NVRM: Xid good")
     heard(hub, "NVRM: Xid good")
     node.stop()
     assert node.state()["lost"] == 1
+
+
+@pytest.mark.parametrize("status", [200, 400, 413])
+def test_a_page_in_place_of_healers_answer_delivers_nothing(node: Following, hub: Hub, status: int) -> None:
+    """As a proxy gives one while healer is away, or for a wrong port. healer answers with 202, when it has
+    stored the lines, and names its refusals as its own."""
+    node.start()
+    alive(hub)
+    hub.answers.append((status, {"Content-Type": "text/html"}, "<h1>We are back soon</h1>"))
+    node.say(XID_79)
+    heard(hub, XID_79)
+    assert f"was answered with {status}" in node.printed()
+    node.stop()
+    assert node.state()["lost"] == 0
 
 
 def test_lines_of_a_node_that_healer_does_not_know_yet_are_kept(node: Following, hub: Hub) -> None:
@@ -365,6 +451,37 @@ def test_lines_of_a_node_that_healer_does_not_know_yet_are_kept(node: Following,
     hub.answers.append((202, {}, unknown))
     node.say("NVRM: Xid one")
     wait_until(lambda: hub.lines() == ["NVRM: Xid one"] * 2, 10, what="it is sent again")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 \xb202 Accepted\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 202 Accepted\r\nContent-Length: \xb2\r\n\r\n{}",
+        b"HTTP/1.1 503 Busy\r\nRetry-After: \xb2\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 202 Accepted\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000,
+        b'HTTP/1.1 202 Accepted\r\nContent-Length: 20\r\n\r\n{"rejected":{"a":1}}',
+        b'HTTP/1.1 202 Accepted\r\nContent-Length: 16\r\n\r\n{"rejected":[1]}',
+        b"\x00\xff\r\n\r\n",
+    ],
+)
+def test_what_is_no_answer_of_healer_ends_nothing(node: Following, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        script = (
+            f"one.link.port = {server.getsockname()[1]}\n"
+            "print(one.send('/signals/heartbeat', b'{}') in (True, False))\n"
+        )
+        thread = threading.Thread(target=answer_once, args=(server, answer))
+        thread.start()
+        assert within(node, script) == "True\n"
+        thread.join()
+
+
+def answer_once(server: socket.socket, answer: bytes) -> None:
+    line, _ = server.accept()
+    with line:
+        line.recv(65536)
+        line.sendall(answer)
 
 
 def test_an_answer_in_chunks_is_understood(node: Following, hub: Hub) -> None:
@@ -452,6 +569,26 @@ def test_output_of_nvidia_smi_is_sent_repeatedly(tmp_path: Path, hub: Hub, soon:
         node.start()
         wait_until(lambda: len(shows(hub)) >= 2, 10, what="it is sent, and again")
         assert shows(hub)[0] == b"<nvidia_smi_log><args>-q -x</args></nvidia_smi_log>\n"
+
+
+def test_names_of_processes_are_not_sent(tmp_path: Path, hub: Hub, soon: str) -> None:
+    """nvidia-smi prints them as they are: a user may write XML into it, or what is none."""
+    name = tmp_path / "name"
+    name.write_text("a&b<c")
+    listed = f"<processes><process_name>$(cat {name})</process_name></processes>"
+    chosen = smi(
+        tmp_path,
+        'echo "<nvidia_smi_log><attached_gpus>1</attached_gpus>"\n'
+        f"echo \"<gpu id='a'><uuid>GPU-a</uuid>{listed}</gpu></nvidia_smi_log>\"",
+    )
+    with following(tmp_path / "node", hub.url, HEALER_NVIDIA_SMI=chosen) as node:
+        node.program = soon
+        node.start()
+        wait_until(lambda: shows(hub), 10, what="it is sent")
+        assert b"<uuid>GPU-a</uuid></gpu>" in shows(hub)[0]
+        name.write_text("</processes></gpu><gpu id='b'><processes>")
+        wait_until(lambda: "the name of a process" in node.printed(), 10, what="it notices")
+        assert b"<gpu id='b'>" not in b"".join(shows(hub))
 
 
 def test_an_nvidia_smi_that_hangs_stops_nothing_and_is_ended(tmp_path: Path, hub: Hub, soon: str) -> None:

@@ -276,3 +276,14 @@ def test_the_role_calls_the_package_as_it_wants_to_be_called() -> None:
 def test_the_unit_starts_what_the_package_puts_there() -> None:
     unit = (HOOKS / "healer-follow.service").read_text().splitlines()
     assert f"ExecStart=/{LIB}/healer-follow" in unit and "Type=notify" in unit
+
+
+def test_the_page_says_where_the_follower_may_write() -> None:
+    """Its unit lets it write nowhere else, and a token that is not kept pages at each boot."""
+    unit = (HOOKS / "healer-follow.service").read_text()
+    may = re.findall(r"^(?:ReadWritePaths|RuntimeDirectory)=(.*)$", unit, re.M)
+    folders = [name.lstrip("-") for words in may for name in words.split()]
+    page = (HOOKS.parents[1] / "docs" / "nodes.md").read_text()
+    (said,) = re.findall(r"^Its unit lets the follower write only below (.*?)\. ", page, re.M)
+    assert re.findall(r"`/(?:run/)?([^`]*)`", said) == [name.lstrip("/") for name in folders]
+    assert "\nReadWritePaths=-/" in page, "without the dash it does not start where the disk is lost"

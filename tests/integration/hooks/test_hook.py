@@ -13,6 +13,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -31,6 +32,7 @@ from tests.support.hooks import (
     life,
     smi,
     unused_url,
+    with_process,
 )
 from tests.support.wait import wait_until
 
@@ -210,12 +212,51 @@ def test_each_form_in_which_the_driver_says_it_loses_the_gpu(
     assert check_of(healer.reports[0], "gpu-lost")
 
 
+def test_a_log_that_was_not_read_to_its_end_lost_no_gpu_and_kept_none(node: HookNode, healer: Healer) -> None:
+    """A storm has more lines than one report: a check that passed would end what its first lines opened."""
+    node.kernel(*[f"NVRM: Xid (PCI:0000:9b:00): 45, number {number}" for number in range(600)], LOST)
+    node.run("prolog")
+    node.run("prolog")
+    assert [check_of(report, "gpu-lost") for report in healer.reports] == [
+        None,
+        "a GPU fell off the bus since boot",
+    ]
+    assert sum(len(report["kernel"]) for report in healer.reports) == 601
+
+
 @pytest.mark.parametrize("end", ["</process_name></process_info></processes></gpu></nvidia_smi_log>", ""])
 def test_a_processs_name_in_nvidia_smi_is_no_lost_gpu(node: HookNode, healer: Healer, end: str) -> None:
     said = "<nvidia_smi_log><gpu id='0'><processes><process_info><process_name>train GPU is lost"
     node.program("usr/bin/nvidia-smi", f'echo "{said}{end}"')
     node.run("prolog")
     assert check_of(healer.reports[0], "gpu-lost") == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "</processes>GPU is lost<processes>",
+        "<processes></processes>GPU is lost<processes>",
+        "</processes></gpu><gpu id='9'><uuid>GPU is lost</uuid><processes>",
+    ],
+)
+def test_a_process_named_like_the_output_of_nvidia_smi_says_nothing(
+    node: HookNode, healer: Healer, name: str
+) -> None:
+    """nvidia-smi prints names as they are: a user may write XML into it."""
+    node.settings["HEALER_HOOK_GPUS"] = "1"
+    node.program("usr/bin/nvidia-smi", with_process(name))
+    node.run("prolog")
+    assert [check_of(healer.reports[0], one) for one in ("gpu-lost", "gpu-count")] == ["", None]
+    assert healer.reports[0]["nvidia_smi"] == ""
+
+
+def test_names_of_processes_are_not_sent(node: HookNode, healer: Healer) -> None:
+    """One that is no XML would make healer refuse the whole output."""
+    node.program("usr/bin/nvidia-smi", with_process("a&b<c"))
+    node.run("prolog")
+    sent = ElementTree.fromstring(healer.reports[0]["nvidia_smi"])
+    assert sent.findtext("gpu/uuid") == "GPU-a" and sent.find("gpu/processes") is None
 
 
 def test_lost_gpu_in_nvidia_smi_output_becomes_a_failed_check(node: HookNode, healer: Healer) -> None:
@@ -306,11 +347,11 @@ def test_answer_without_a_clear_permit_does_not_fail_the_hook(
     assert well(node.run("epilog"))
 
 
-@pytest.mark.parametrize("status", [301, 401, 404, 429, 500, 503])
+@pytest.mark.parametrize("status", [200, 204, 301, 400, 401, 404, 413, 429, 500, 503])
 def test_another_answer_than_a_report_taken_fails_nothing_and_keeps_the_report(
     node: HookNode, healer: Healer, status: int
 ) -> None:
-    healer.answer, healer.status = PERMIT, status
+    healer.answer, healer.status, healer.kind = PERMIT, status, "text/html"
     done = node.run("epilog")
     assert done.returncode == 0 and str(status) in done.stdout
     assert len(node.spooled) == 1

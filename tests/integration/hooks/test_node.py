@@ -114,6 +114,14 @@ def test_node_changes_nothing_that_it_cannot_log(node: StandIns) -> None:
     node.ask("service-status", FM)  # to look is no change
 
 
+def test_a_disk_that_cannot_be_written_stops_no_look(node: StandIns) -> None:
+    """A node whose disk fails is one that healer has to look at."""
+    node.kmsg("NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off the bus.")
+    node.configure(STATE="/proc/no-such-folder", LOG="/proc/no-such-folder/log")
+    assert node.ask("second-look", "nvrmxidpci00001000", "-")["records"]
+    node.refused("diagnose-start", "k", "1", code="no-audit")
+
+
 PIECES = [
     *"abc;|&$`'\"\\ \t\n\r\0<>(){}*?~#!-=/.:", "identify", "slurmd", "k", "1", "all", "--conf",
     "service-restart", "diagnose-start", "gpu-reset", "id=0123456789abcdef",
@@ -230,6 +238,21 @@ def test_memory_figures_are_passed_through_unchanged(node: StandIns) -> None:
     assert reported == {"pending": "No", "failed": "No", "channel": "", "recovery": "None"}
     node.mode("nvidia-smi", "vague")
     assert node.ask("memory-state")["gpus"][0]["pending"] == "Unknown Error"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("a&b<c", ["0"]), ("</processes></gpu><gpu id='9'><minor_number>9</minor_number><processes>", None)],
+)
+def test_a_process_is_no_gpu_whatever_its_name(node: StandIns, name: str, found: list[str] | None) -> None:
+    """nvidia-smi prints names as they are: a user may write XML into it, or what is none."""
+    gpu = f"<gpu id='0'><minor_number>0</minor_number><processes>{name}</processes></gpu>"
+    text = f"<nvidia_smi_log><attached_gpus>1</attached_gpus>{gpu}</nvidia_smi_log>"
+    (node.bin / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    if found is None:
+        assert "the name of a process" in node.refused("identify", code="failed")
+    else:
+        assert [gpu["minor"] for gpu in node.ask("identify")["gpus"]] == found
 
 
 # --- a second look
@@ -635,6 +658,15 @@ def test_secrets_are_taken_out(node: StandIns, line: str, secret: str) -> None:
     assert secret not in text and "[removed]" in text and "GPU stays" in text
 
 
+def test_logs_that_find_no_room_leave_the_rest_of_it(node: StandIns) -> None:
+    """A limit on the size of files is in the place of a full disk."""
+    (node.bin / "dmesg").write_text("#!/bin/sh\nhead -c 200000 /dev/urandom | base64\n")
+    node.program.write_text(node.program.read_text().replace("exec ", "ulimit -f 32; exec ", 1))
+    node.ask("collect", "k")
+    assert node.ended("collect-show", "k")["state"] == "failed"
+    assert sorted(path.name for path in (node.state / "collect").iterdir()) == ["k.json", "k.lock"]
+
+
 def test_calls_at_once_are_bounded(node: StandIns) -> None:
     node.mode("systemctl", "hang")
     node.configure(SYSTEMCTL_S="30")
@@ -749,6 +781,16 @@ def test_another_users_files_are_no_dumps(program: ModuleType, tmp_path: Path) -
     found = program.read_dumps(str(tmp_path / "rank_"), os.geteuid(), 0.0)
     assert [one["rank"] for one in found] == [0]
     assert program.read_dumps(str(tmp_path / "rank_"), os.geteuid() + 1, 0.0) == []
+
+
+def test_a_group_that_a_user_made_holds_no_process_of_the_job(node: StandIns) -> None:
+    """systemd lets each user make groups of any name below its own; what runs in them is of any user."""
+    forged = "/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_4711/step_0/user/task_0"
+    node.process(11, "python3", cgroup=SLURM_V2)
+    node.process(12, "python3", cgroup=forged)
+    node.process(13, "python3", cgroup="/docker/0a1b" + SLURM_V2)
+    assert node.ask("job-recorder", "4711")["processes"] == 2
+    assert [one["pid"] for one in node.ask("job-stacks", "4711")["processes"]] == [11, 13]
 
 
 def test_the_files_are_read_as_the_jobs_own_user(node: StandIns) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.follower import Hub
+from tests.support.follower import PROBLEM, Hub
 from tests.support.processes import clean_environ
 from tests.support.rsyslog import SHIP
 from tests.support.tls import certificates, serve_tls
@@ -89,7 +89,7 @@ def test_each_record_is_confirmed_when_healer_has_it(shipping: Shipping, hub: Hu
     assert not shipping.head.exists()
 
 
-@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
+@pytest.mark.parametrize("status", [400, 401, 403, 413, 429, 500, 503])
 def test_temporary_refusal_makes_rsyslog_send_the_record_again(
     shipping: Shipping, hub: Hub, status: int
 ) -> None:
@@ -102,7 +102,7 @@ def test_temporary_refusal_makes_rsyslog_send_the_record_again(
 
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
 def test_undeliverable_records_are_reported_and_dropped(shipping: Shipping, hub: Hub, status: int) -> None:
-    hub.answers.append((status, {}, {"detail": "no"}))
+    hub.answers.append((status, PROBLEM, {"detail": "no"}))
     with shipping.running():
         assert [shipping.say(record(1)), shipping.say(record(2))] == ["OK", "OK"]
     assert taken(hub) == ["line 2"]
@@ -131,6 +131,15 @@ def test_idle_connection_closed_by_the_server_is_reopened(shipping: Shipping, hu
         hub.start()
         assert shipping.say(record(2)) == "OK"
     assert taken(hub) == ["line 1", "line 2"]
+
+
+@pytest.mark.parametrize("text", ["heal_ship\r\n", "heal_ship\n# of gpu0001\n"])
+def test_the_first_word_of_the_file_is_the_token(shipping: Shipping, hub: Hub, text: str) -> None:
+    """As hook and follower read it: they share the file."""
+    (shipping.folder / "token").write_bytes(text.encode())
+    with shipping.running():
+        assert shipping.say(record(1)) == "OK"
+    assert hub.requests[-1][1]["authorization"] == "Bearer heal_ship"
 
 
 def test_record_rejected_by_healer_is_reported(shipping: Shipping, hub: Hub) -> None:

@@ -73,7 +73,9 @@ def test_full_spool_takes_no_more_and_lines_are_sent_once_there_is_room(
     assert healer.reports[0]["id"] != "long"
 
 
-def test_report_of_a_killed_hook_is_sent_by_the_next_one(node: HookNode, healer: Healer) -> None:
+@pytest.mark.parametrize("at", [1, 4_000_000_000])
+def test_report_of_a_killed_hook_is_sent_by_the_next_one(node: HookNode, healer: Healer, at: int) -> None:
+    """`at`: before or after now, as of a clock that was wrong when the node booted."""
     away(node, life(1, 0))
     (file,) = node.spool.glob("*.json")
     left = file.with_suffix(".sending")
@@ -83,7 +85,7 @@ def test_report_of_a_killed_hook_is_sent_by_the_next_one(node: HookNode, healer:
     node.run("prolog")
     assert left.exists(), "another hook may be sending it now"
     for one in (left, half):
-        os.utime(one, (1, 1))
+        os.utime(one, (at, at))
     node.run("prolog")
     assert [report["id"] for report in healer.reports][-2] == "1.0"
     assert not left.exists() and not half.exists()
@@ -111,7 +113,7 @@ def test_a_report_of_another_name_blocks_no_later_one(
     (foreign,) = (path for path in node.spool.glob("*.json") if '"1.0"' not in path.read_text())
     node.run("prolog", environ=life(2, 0))
     assert [(one["node"], one["id"]) for one in healer.reports] == [("gpu0001", "1.0"), ("gpu0001", "2.0")]
-    os.utime(foreign, (1, 1))
+    os.utime(foreign, (4_000_000_000, 4_000_000_000))
     done = node.run("prolog", environ=life(3, 0))
     assert f"{foreign.name} is no whole report of gpu0001 and was dropped" in done.stdout
     assert node.spooled == []

@@ -1,5 +1,7 @@
 """The console in a real Chromium against a site whose API remembers what was pressed."""
 
+import threading
+
 import msgspec
 import pytest
 from playwright.sync_api import Browser, Route, expect
@@ -175,6 +177,33 @@ def test_sign_in_link_works_once(browser: Browser, url: str) -> None:
     page.goto(url + "/sign-in?token=good")
     page.get_by_role("button", name="Sign in").click()
     expect(page.locator("h1")).to_have_text("This link no longer works")
+    context.close()
+
+
+def test_a_second_press_while_a_form_is_on_its_way_sends_it_once(
+    browser: Browser, site: Site, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it carries is used up by the first one: a link, a code, the sealed secret."""
+    context = browser.new_context()
+    page, sign_in = context.new_page(), site.sign_in
+    began, may_answer = threading.Event(), threading.Event()
+
+    def sign_in_slowly(token: str, address: str) -> str | None:
+        cookie = sign_in(token, address)
+        began.set()
+        may_answer.wait(8)
+        return cookie
+
+    monkeypatch.setattr(site, "sign_in", sign_in_slowly)
+    page.goto(url + "/sign-in?token=good&next=/incidents")
+    button = page.get_by_role("button", name="Sign in").bounding_box()
+    assert button is not None
+    place = button["x"] + 5, button["y"] + 5
+    page.mouse.click(*place)
+    wait_until(began.is_set, what="the server has the form")
+    page.mouse.click(*place)
+    may_answer.set()
+    expect(page.locator("h1")).to_have_text("Incidents")
     context.close()
 
 

@@ -64,11 +64,12 @@ function open(button) {
   if (data.preview) preview(press);
 }
 async function preview(mine) {
+  const turn = mine.turn = (mine.turn || 0) + 1; // the answer about an earlier choice may come late
   if (missing()) return $("act-preview").replaceChildren(el("p", w("Fill in first: {name}.", missing())));
   $("act-preview").textContent = w("Checking the guards…");
   let answer;
   try { answer = await send("POST", mine.data.preview + "?dry_run=true", { ...JSON.parse(mine.data.previewBody), ...given() }); } catch { answer = { ok: false, data: { detail: w("No answer.") } }; }
-  if (press !== mine) return;
+  if (press !== mine || mine.turn !== turn) return;
   $("act-preview").replaceChildren(...(answer.ok ? plan(answer.data) : [problem(answer)]));
 }
 function plan(data) {

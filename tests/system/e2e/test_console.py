@@ -606,3 +606,26 @@ def test_a_playbook_asks_for_what_it_needs_before_its_plan(browser: Browser, sit
     ]
     page.get_by_role("button", name="Drain", exact=True).click()
     expect(page.get_by_label("service to restart")).to_have_count(0)
+
+
+def test_the_plan_in_the_dialog_is_that_of_the_last_choice(browser: Browser, site: Site, url: str) -> None:
+    """The answer about an earlier choice may come late."""
+    page = open_page(browser, url)
+    page.goto(f"{url}/nodes/pod1/gpu0002")
+    page.evaluate(
+        """() => {
+            const ask = window.fetch;
+            window.answers = [];
+            window.fetch = (address, asked) => !address.endsWith("?dry_run=true") ? ask(address, asked)
+                : new Promise((take) => answers.push((title) => take(Response.json({ plan: [{ title }] }))));
+        }"""
+    )
+    page.get_by_text("More playbooks").click()
+    page.get_by_role("button", name="Restart service").click()
+    chosen, shown = page.get_by_label("service to restart"), page.locator("#act-preview")
+    for service in ("slurmd", "openibd"):
+        chosen.select_option(service)
+    page.evaluate("answers[1]('the second')")
+    expect(shown).to_contain_text("the second")
+    page.evaluate("async () => { answers[0]('the first'); await new Response('it is read').text(); }")
+    expect(shown).to_contain_text("the second")

@@ -110,9 +110,10 @@ async function go(event) {
   const body = { ...JSON.parse(mine.data.body), ...given() };
   if (mine.data.field && text) body[mine.data.field] = text;
   $("act-go").disabled = true;
-  let answer;
-  try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { return fail(el("span", w("No answer from healer. Try again: the same action never runs twice."))); }
+  let answer = null;
+  try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { /* said below, while the dialog is this one */ }
   if (press !== mine) return;
+  if (!answer) return fail(el("span", w("No answer from healer. Try again: the same action never runs twice.")));
   if (answer.status === 401) return location.assign("/sign-in?next=" + encodeURIComponent(location.pathname + location.search));
   if (isFinal(answer)) mine.key = newKey();
   if (!answer.ok) return fail(problem(answer));

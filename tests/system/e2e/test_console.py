@@ -629,3 +629,25 @@ def test_the_plan_in_the_dialog_is_that_of_the_last_choice(browser: Browser, sit
     expect(shown).to_contain_text("the second")
     page.evaluate("async () => { answers[0]('the first'); await new Response('it is read').text(); }")
     expect(shown).to_contain_text("the second")
+
+
+def test_an_answer_that_never_came_is_said_in_its_own_dialog(browser: Browser, site: Site, url: str) -> None:
+    """Its person gave up waiting, closed it and opened another."""
+    page = open_page(browser, url)
+    page.goto(f"{url}/incidents/{incident_of(site, 'gpu-lost')}")
+    page.evaluate(
+        """() => {
+            const ask = window.fetch;
+            window.fetch = (address, asked) => !address.endsWith("/note") ? ask(address, asked)
+                : new Promise((_, fail) => { window.lose = fail; });
+        }"""
+    )
+    page.keyboard.press("n")
+    page.fill("#act-text", "the riser is loose")
+    page.locator("#act-go").click()
+    page.keyboard.press("Escape")
+    expect(page.locator("#act")).to_be_hidden()
+    page.locator("main").get_by_role("button", name="Resolve").click()
+    page.evaluate("async () => { lose(new TypeError('network')); await null; }")
+    expect(page.locator("#act")).to_be_visible()
+    expect(page.locator("#act-problem")).to_be_hidden()

@@ -28,8 +28,11 @@ function freshen() {
     if (time.textContent !== text) time.textContent = text;
   }
 }
-const served = document.querySelector("meta[name=healer-now]");
-if (served) skew = Date.parse(served.content) - Date.now();
+function setClock(page) { // either clock may step while the page is open
+  const served = page.querySelector("meta[name=healer-now]");
+  if (served) skew = Date.parse(served.content) - Date.now();
+}
+setClock(document);
 setInterval(freshen, 5000);
 
 // --- the dialog ---------------------------------------------------------------------------------

@@ -454,6 +454,22 @@ def test_an_event_changes_the_page_in_place_and_keeps_the_focus(
     assert page.evaluate("window.sameDocument") is True
 
 
+def test_ages_stay_right_when_the_clock_of_the_browser_steps(browser: Browser, site: Site, url: str) -> None:
+    """A page on the wall stays open for weeks."""
+    page, key = open_page(browser, url), incident_of(site, "gpu-lost")
+    page.goto(f"{url}/incidents/{key}")
+    expect(page.locator("#live")).to_have_text("live")
+    age = page.locator("#incident time[data-ago]").first
+    before = age.inner_text()
+    page.evaluate("() => { const now = Date.now; Date.now = () => now() + 3 * 3600 * 1000; }")
+    detail = site.sample.details[key]
+    owned = msgspec.structs.replace(detail.incident, acknowledged_by="jonas")
+    site.sample.details[key] = msgspec.structs.replace(detail, incident=owned)
+    site.say("incident", {"cluster": "pod1", "id": key, "state": "open"})
+    expect(page.locator("main")).to_contain_text("jonas")
+    expect(age).to_have_text(before)
+
+
 def test_the_focus_outlives_an_event_behind_an_open_dialog(browser: Browser, site: Site, url: str) -> None:
     page = open_page(browser, url)
     key = incident_of(site, "gpu-lost")

@@ -146,6 +146,8 @@ document.addEventListener("click", async (event) => {
   } catch { $("verified").textContent = w("No answer."); }
 });
 for (const field of document.querySelectorAll("[data-submit]")) field.addEventListener("change", () => field.form.submit());
+// Back brings what was selected as the page was left: another cluster than the one that it shows.
+addEventListener("pageshow", () => { for (const one of document.querySelectorAll("[data-submit] option")) one.selected = one.defaultSelected; });
 
 // --- keys ---------------------------------------------------------------------------------------
 let pending = "";

@@ -667,3 +667,15 @@ def test_an_answer_that_never_came_is_said_in_its_own_dialog(browser: Browser, s
     page.evaluate("async () => { lose(new TypeError('network')); await null; }")
     expect(page.locator("#act")).to_be_visible()
     expect(page.locator("#act-problem")).to_be_hidden()
+
+
+def test_back_shows_the_cluster_of_the_page(browser: Browser) -> None:
+    """Browsers bring back what was selected as the page was left."""
+    with served(Site(make_sample(4), others=("lab",)).app) as address:
+        page = open_page(browser, address)
+        page.goto(address + "/incidents?cluster=pod1")
+        page.select_option("#cluster", "lab")
+        page.wait_for_url("**cluster=lab")
+        page.go_back()
+        expect(page).to_have_url(address + "/incidents?cluster=pod1")
+        expect(page.locator("#cluster")).to_have_value("pod1")

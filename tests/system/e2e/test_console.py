@@ -367,6 +367,39 @@ def test_a_page_of_an_earlier_session_says_so(browser: Browser, site: Site, url:
     )
 
 
+def test_other_words_after_a_lost_answer_are_no_second_press_unseen(
+    browser: Browser, site: Site, url: str
+) -> None:
+    """The note may have been added as it was: with another text it is another note."""
+    page, keys = open_page(browser, url), list[str]()
+    page.goto(f"{url}/incidents/{incident_of(site, 'gpu-lost')}")
+    reused = {"title": "Unprocessable", "status": 422, "code": "idempotency_key_reused", "detail": "this key"}
+
+    def answer(route: Route) -> None:
+        keys.append(route.request.headers["idempotency-key"])
+        if len(keys) == 1:
+            route.abort()
+        elif keys[-1] == keys[0]:
+            route.fulfill(status=422, json=reused)
+        else:
+            route.continue_()
+
+    page.route("**/note", answer)
+    page.keyboard.press("n")
+    page.fill("#act-text", "the riser is loose")
+    page.locator("#act-go").click()
+    expect(page.locator("#act-problem")).to_contain_text("No answer from healer")
+    page.fill("#act-text", "the riser is loose, slot 3")
+    page.locator("#act-go").click()
+    expect(page.locator("#act-problem")).to_have_text(
+        "healer received an earlier press with other words and may have acted on it. "
+        "Look at the page before you press again."
+    )
+    page.locator("#act-go").click()
+    expect(page.locator("#act")).to_be_hidden()
+    assert len(set(keys)) == 2
+
+
 def test_what_was_typed_outlives_the_session(browser: Browser, site: Site, url: str) -> None:
     """A session ends while its person types: the words stay, and the sign-in leads back to them."""
     page, address = open_page(browser, url), f"{url}/incidents/{incident_of(site, 'gpu-lost')}"

@@ -401,7 +401,7 @@ def web_app(settings: Settings, names: Callable[[], Iterable[str]] = tuple) -> F
             wired.senders.heard(cluster, limit, wired.clock.now()),
             queues(app),
         ),
-        modes={name: cluster.mode for name, cluster in settings.clusters.items()},
+        modes={name: settings.of(name).mode for name in named},
         rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",
         cases=CaseBook(book.folder) if isinstance(book, Rulebook) else dict,
         charts=RememberedCharts(settings, wired.rules, wired.columns),

@@ -89,7 +89,7 @@ class Trying:
 class Sources:
     """What the pages read: the same queries as the API, and the state of this process.
 
-    `unknown` and `arriving`: of a cluster, at most so many. `modes`: of several clusters each, with the mode
+    `unknown` and `arriving`: of a cluster, at most so many. `modes`: of each configured cluster, the mode
     of rules without their own. `rules_error`: why changed rule files were not loaded. `cases`: test cases of
     the rule files, by rule. `trying` None: no rehearsals here; `self_health` or `leavers` None: their
     pages do not exist.

@@ -129,6 +129,7 @@ async def choose_language(request: Request, pages: Here) -> Response:
 
 
 @list_routes.get("/sessions")
+@list_routes.get("/sessions/password")  # where the form below leaves its person
 def sessions_page(request: Request, pages: Here) -> Response:
     """The person's own sessions; everyone's for an administrator."""
     return _show_sessions(request, pages)

@@ -7,12 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from fastapi.testclient import TestClient
 
+from healer.adapters.postgres.token_book import PostgresTokenBook
+from healer.adapters.postgres.tokens import adopt_key
 from healer.adapters.system_clock import SystemClock
+from healer.adapters.token_key import KEY_FILE, token_key
 from healer.bootstrap import is_own_cluster
-from healer.settings import SettingsError
+from healer.bootstrap.web import web_app
+from healer.settings import SettingsError, load
 from healer.sim.sim_slurm import SimClient, SimScheduler, SimServer
 from tests.support.processes import NOT_ROOT
+from tests.support.relays import new_token
+from tests.support.seals import seal_all
 
 
 @pytest.fixture
@@ -60,3 +68,29 @@ def test_own_cluster_name_is_reported_and_a_different_one_is_fatal(other: SimSer
     with pytest.raises(SettingsError, match="pod2, not pod1"):
         is_own_cluster(client, "pod1")
     client.close()
+
+
+def test_the_pages_of_a_cluster_open_before_its_slurm_was_ever_read(
+    fresh_database: sa.Engine, scratch: Path
+) -> None:
+    """Where Slurm does not answer on the first day, they say so; and a person finds the way out."""
+    key, now = token_key(scratch / KEY_FILE), SystemClock().now()
+    with fresh_database.begin() as conn:
+        adopt_key(conn, key, now)
+    link = PostgresTokenBook(fresh_database, "pod1", key).create(
+        new_token("admin", name="ann", once=True), now=now, by="test"
+    )
+    seal_all(fresh_database)
+    settings = {
+        "HEALER_DATA_DIR": str(scratch),
+        "HEALER_DATABASE_URL": fresh_database.url.render_as_string(hide_password=False),
+        "HEALER_REDIS_URL": "redis://127.0.0.1:1",
+        "HEALER_CLUSTER": "pod1",
+        "HEALER_SLURM_ADAPTERS": "sim",
+        "HEALER_SIM_SOCKET": str(scratch / "none.sock"),
+    }
+    client = TestClient(web_app(load(settings)), base_url="http://127.0.0.1:8080")
+    client.post("/sign-in", data={"token": link, "next": "/sessions"})
+    for path in ("/", "/incidents", "/runs", "/pauses", "/rules", "/health", "/sessions", "/audit"):
+        page = client.get(path)
+        assert (page.status_code, "No Slurm snapshot" in page.text) == (200, True), path

@@ -7,10 +7,21 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from healer.model import APPROVAL_LASTS, Guard, LogEntry, Outcome, Ruleset, RunState, StepEvent, Verb
+from healer.model import (
+    APPROVAL_LASTS,
+    Breaker,
+    BreakerState,
+    Guard,
+    LogEntry,
+    Outcome,
+    Ruleset,
+    RunState,
+    StepEvent,
+    Verb,
+)
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
 from tests.support.command_desk import Desk
-from tests.support.ledgers import START, PostgresBench, begin, bench_of, entry, facts, run
+from tests.support.ledgers import CLUSTER, START, PostgresBench, begin, bench_of, entry, facts, run
 from tests.support.loop import name, rules_in
 from tests.support.wait import wait_until
 
@@ -210,6 +221,21 @@ def test_a_retry_that_comes_twice_is_one(desk: Desk) -> None:
         tx.set_run_state("r1", RunState.stuck, why="again", at=desk.clock.now())
     assert desk.people.retry("r1", by="ann", reason="mended", request="q1").state is RunState.stuck
     assert desk.audited().count("run.retried") == 1
+
+
+def test_a_reset_of_the_breaker_that_comes_twice_is_one(desk: Desk) -> None:
+    """Its answer was lost with the process that gave it; pressed again after the canary failed."""
+    opened = Breaker(cluster=CLUSTER, state=BreakerState.open, since=START, why="storm")
+    for _ in range(2):
+        with desk.ledger.transaction() as tx:
+            tx.lock_gate()
+            tx.save_breaker(opened)
+        desk.people.reset_breaker(CLUSTER, by="ann", reason="bad cable", request="q1")
+    assert facts(desk).breaker == opened
+    assert desk.audited().count("breaker.reset") == 1
+    again = desk.people.reset_breaker(CLUSTER, by="ann", reason="the other cable too", request="q2")
+    assert again.state is BreakerState.half_open
+    assert desk.people.reset_breaker(CLUSTER, by="ann", reason="the other cable too", request="q2") == again
 
 
 # --- runs that wait before they take anything ---

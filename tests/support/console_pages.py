@@ -67,6 +67,7 @@ def pages(site: Site) -> dict[str, list[str]]:
         "/access": ["/access", "/access?groups=gpu-ops"],
         "/sign-in": ["/sign-in", "/sign-in?token=good"],
         "/sessions": ["/sessions"],
+        "/sessions/password": ["/sessions/password"],
         "/break-glass": ["/break-glass"],
     }
 

@@ -28,8 +28,11 @@ function freshen() {
     if (time.textContent !== text) time.textContent = text;
   }
 }
-const served = document.querySelector("meta[name=healer-now]");
-if (served) skew = Date.parse(served.content) - Date.now();
+function setClock(page) { // either clock may step while the page is open
+  const served = page.querySelector("meta[name=healer-now]");
+  if (served) skew = Date.parse(served.content) - Date.now();
+}
+setClock(document);
 setInterval(freshen, 5000);
 
 // --- the dialog ---------------------------------------------------------------------------------
@@ -64,11 +67,12 @@ function open(button) {
   if (data.preview) preview(press);
 }
 async function preview(mine) {
+  const turn = mine.turn = (mine.turn || 0) + 1; // the answer about an earlier choice may come late
   if (missing()) return $("act-preview").replaceChildren(el("p", w("Fill in first: {name}.", missing())));
   $("act-preview").textContent = w("Checking the guards…");
   let answer;
   try { answer = await send("POST", mine.data.preview + "?dry_run=true", { ...JSON.parse(mine.data.previewBody), ...given() }); } catch { answer = { ok: false, data: { detail: w("No answer.") } }; }
-  if (press !== mine) return;
+  if (press !== mine || mine.turn !== turn) return;
   $("act-preview").replaceChildren(...(answer.ok ? plan(answer.data) : [problem(answer)]));
 }
 function plan(data) {
@@ -109,9 +113,10 @@ async function go(event) {
   const body = { ...JSON.parse(mine.data.body), ...given() };
   if (mine.data.field && text) body[mine.data.field] = text;
   $("act-go").disabled = true;
-  let answer;
-  try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { return fail(el("span", w("No answer from healer. Try again: the same action never runs twice."))); }
+  let answer = null;
+  try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { /* said below, while the dialog is this one */ }
   if (press !== mine) return;
+  if (!answer) return fail(el("span", w("No answer from healer. Try again: the same action never runs twice.")));
   if (answer.status === 401) return location.assign("/sign-in?next=" + encodeURIComponent(location.pathname + location.search));
   if (isFinal(answer)) mine.key = newKey();
   if (!answer.ok) return fail(problem(answer));
@@ -141,6 +146,8 @@ document.addEventListener("click", async (event) => {
   } catch { $("verified").textContent = w("No answer."); }
 });
 for (const field of document.querySelectorAll("[data-submit]")) field.addEventListener("change", () => field.form.submit());
+// Back brings what was selected as the page was left: another cluster than the one that it shows.
+addEventListener("pageshow", () => { for (const one of document.querySelectorAll("[data-submit] option")) one.selected = one.defaultSelected; });
 
 // --- keys ---------------------------------------------------------------------------------------
 let pending = "";

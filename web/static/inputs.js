@@ -47,6 +47,8 @@ function problem(answer) {
     if (figures.length) box.append(el("br"), el("small", figures.join(w("; "))));
   } else if (data.code === "csrf") {
     box.append(el("span", w("This page is from an earlier session. Reload it, then try again.")));
+  } else if (data.code === "idempotency_key_reused") {
+    box.append(el("span", w("healer received an earlier press with other words and may have acted on it. Look at the page before you press again.")));
   } else {
     box.append(el("b", data.title && data.detail ? w("{title}. ", data) : ""), el("span", data.detail || data.title || w("The server answered {status}.", { status: answer.status || w("nothing") })));
     for (const error of data.errors || []) box.append(el("br"), el("small", [error.field, error.detail || error.why].filter(Boolean).join(w(": "))));

@@ -26,6 +26,7 @@ async function swap() {
     if (answer.redirected && new URL(answer.url).pathname === "/sign-in") return typed() ? mark({ reads: false }) : location.assign(answer.url);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (!page.getElementById("say")) return; // it is no page of ours
+    setClock(page);
     for (const region of regions) exchange(region, page.getElementById(region.id));
     freshen();
   } catch { mark({ reads: false }); names.forEach((name) => wanted.add(name)); } finally { busy = false; }

@@ -257,6 +257,18 @@ def test_the_page_of_sessions_changes_it_and_keeps_this_session(site: Site, page
     assert [site.ask("GET", "/nodes", cookie).status_code for cookie in (other, this)] == [401, 200]
 
 
+def test_the_address_of_a_changed_password_is_a_page(site: Site, page: TestClient) -> None:
+    """It is asked for after a session ended meanwhile, by the switch of the language, and by each event."""
+    ann = site.add("ann", role=Role.viewer)
+    gone = page.post("/sessions/password", data={"password": ann.password, "new": NEW, "again": NEW})
+    assert (gone.status_code, gone.headers["location"]) == (303, "/sign-in?next=%2Fsessions%2Fpassword")
+    form = {"name": "ann", "password": ann.password, "code": code_of(ann), "next": "/sessions/password"}
+    back = page.post("/sign-in", data=form)
+    assert (back.status_code, back.headers["location"]) == (303, "/sessions/password")
+    shown = page.get(back.headers["location"])
+    assert (shown.status_code, 'action="/sessions/password"' in shown.text) == (200, True)
+
+
 def test_the_command_asks_for_old_code_and_new(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     ann, sent = site.add("ann", role=Role.viewer), list[tuple[str, dict[str, str]]]()
     client = TestClient(site.api.app, base_url="http://healer")

@@ -1,5 +1,7 @@
 """The console in a real Chromium against a site whose API remembers what was pressed."""
 
+import threading
+
 import msgspec
 import pytest
 from playwright.sync_api import Browser, Route, expect
@@ -178,6 +180,33 @@ def test_sign_in_link_works_once(browser: Browser, url: str) -> None:
     context.close()
 
 
+def test_a_second_press_while_a_form_is_on_its_way_sends_it_once(
+    browser: Browser, site: Site, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it carries is used up by the first one: a link, a code, the sealed secret."""
+    context = browser.new_context()
+    page, sign_in = context.new_page(), site.sign_in
+    began, may_answer = threading.Event(), threading.Event()
+
+    def sign_in_slowly(token: str, address: str) -> str | None:
+        cookie = sign_in(token, address)
+        began.set()
+        may_answer.wait(8)
+        return cookie
+
+    monkeypatch.setattr(site, "sign_in", sign_in_slowly)
+    page.goto(url + "/sign-in?token=good&next=/incidents")
+    button = page.get_by_role("button", name="Sign in").bounding_box()
+    assert button is not None
+    place = button["x"] + 5, button["y"] + 5
+    page.mouse.click(*place)
+    wait_until(began.is_set, what="the server has the form")
+    page.mouse.click(*place)
+    may_answer.set()
+    expect(page.locator("h1")).to_have_text("Incidents")
+    context.close()
+
+
 def test_sign_in_by_form_and_sign_out(browser: Browser, site: Site, url: str) -> None:
     context = browser.new_context()
     page = context.new_page()
@@ -338,6 +367,39 @@ def test_a_page_of_an_earlier_session_says_so(browser: Browser, site: Site, url:
     )
 
 
+def test_other_words_after_a_lost_answer_are_no_second_press_unseen(
+    browser: Browser, site: Site, url: str
+) -> None:
+    """The note may have been added as it was: with another text it is another note."""
+    page, keys = open_page(browser, url), list[str]()
+    page.goto(f"{url}/incidents/{incident_of(site, 'gpu-lost')}")
+    reused = {"title": "Unprocessable", "status": 422, "code": "idempotency_key_reused", "detail": "this key"}
+
+    def answer(route: Route) -> None:
+        keys.append(route.request.headers["idempotency-key"])
+        if len(keys) == 1:
+            route.abort()
+        elif keys[-1] == keys[0]:
+            route.fulfill(status=422, json=reused)
+        else:
+            route.continue_()
+
+    page.route("**/note", answer)
+    page.keyboard.press("n")
+    page.fill("#act-text", "the riser is loose")
+    page.locator("#act-go").click()
+    expect(page.locator("#act-problem")).to_contain_text("No answer from healer")
+    page.fill("#act-text", "the riser is loose, slot 3")
+    page.locator("#act-go").click()
+    expect(page.locator("#act-problem")).to_have_text(
+        "healer received an earlier press with other words and may have acted on it. "
+        "Look at the page before you press again."
+    )
+    page.locator("#act-go").click()
+    expect(page.locator("#act")).to_be_hidden()
+    assert len(set(keys)) == 2
+
+
 def test_what_was_typed_outlives_the_session(browser: Browser, site: Site, url: str) -> None:
     """A session ends while its person types: the words stay, and the sign-in leads back to them."""
     page, address = open_page(browser, url), f"{url}/incidents/{incident_of(site, 'gpu-lost')}"
@@ -423,6 +485,22 @@ def test_an_event_changes_the_page_in_place_and_keeps_the_focus(
     expect(page.locator("main a", has_text="Report")).to_be_focused()
     expect(page.locator(".timeline details")).to_have_attribute("open", "")
     assert page.evaluate("window.sameDocument") is True
+
+
+def test_ages_stay_right_when_the_clock_of_the_browser_steps(browser: Browser, site: Site, url: str) -> None:
+    """A page on the wall stays open for weeks."""
+    page, key = open_page(browser, url), incident_of(site, "gpu-lost")
+    page.goto(f"{url}/incidents/{key}")
+    expect(page.locator("#live")).to_have_text("live")
+    age = page.locator("#incident time[data-ago]").first
+    before = age.inner_text()
+    page.evaluate("() => { const now = Date.now; Date.now = () => now() + 3 * 3600 * 1000; }")
+    detail = site.sample.details[key]
+    owned = msgspec.structs.replace(detail.incident, acknowledged_by="jonas")
+    site.sample.details[key] = msgspec.structs.replace(detail, incident=owned)
+    site.say("incident", {"cluster": "pod1", "id": key, "state": "open"})
+    expect(page.locator("main")).to_contain_text("jonas")
+    expect(age).to_have_text(before)
 
 
 def test_the_focus_outlives_an_event_behind_an_open_dialog(browser: Browser, site: Site, url: str) -> None:
@@ -577,3 +655,60 @@ def test_a_playbook_asks_for_what_it_needs_before_its_plan(browser: Browser, sit
     ]
     page.get_by_role("button", name="Drain", exact=True).click()
     expect(page.get_by_label("service to restart")).to_have_count(0)
+
+
+def test_the_plan_in_the_dialog_is_that_of_the_last_choice(browser: Browser, site: Site, url: str) -> None:
+    """The answer about an earlier choice may come late."""
+    page = open_page(browser, url)
+    page.goto(f"{url}/nodes/pod1/gpu0002")
+    page.evaluate(
+        """() => {
+            const ask = window.fetch;
+            window.answers = [];
+            window.fetch = (address, asked) => !address.endsWith("?dry_run=true") ? ask(address, asked)
+                : new Promise((take) => answers.push((title) => take(Response.json({ plan: [{ title }] }))));
+        }"""
+    )
+    page.get_by_text("More playbooks").click()
+    page.get_by_role("button", name="Restart service").click()
+    chosen, shown = page.get_by_label("service to restart"), page.locator("#act-preview")
+    for service in ("slurmd", "openibd"):
+        chosen.select_option(service)
+    page.evaluate("answers[1]('the second')")
+    expect(shown).to_contain_text("the second")
+    page.evaluate("async () => { answers[0]('the first'); await new Response('it is read').text(); }")
+    expect(shown).to_contain_text("the second")
+
+
+def test_an_answer_that_never_came_is_said_in_its_own_dialog(browser: Browser, site: Site, url: str) -> None:
+    """Its person gave up waiting, closed it and opened another."""
+    page = open_page(browser, url)
+    page.goto(f"{url}/incidents/{incident_of(site, 'gpu-lost')}")
+    page.evaluate(
+        """() => {
+            const ask = window.fetch;
+            window.fetch = (address, asked) => !address.endsWith("/note") ? ask(address, asked)
+                : new Promise((_, fail) => { window.lose = fail; });
+        }"""
+    )
+    page.keyboard.press("n")
+    page.fill("#act-text", "the riser is loose")
+    page.locator("#act-go").click()
+    page.keyboard.press("Escape")
+    expect(page.locator("#act")).to_be_hidden()
+    page.locator("main").get_by_role("button", name="Resolve").click()
+    page.evaluate("async () => { lose(new TypeError('network')); await null; }")
+    expect(page.locator("#act")).to_be_visible()
+    expect(page.locator("#act-problem")).to_be_hidden()
+
+
+def test_back_shows_the_cluster_of_the_page(browser: Browser) -> None:
+    """Browsers bring back what was selected as the page was left."""
+    with served(Site(make_sample(4), others=("lab",)).app) as address:
+        page = open_page(browser, address)
+        page.goto(address + "/incidents?cluster=pod1")
+        page.select_option("#cluster", "lab")
+        page.wait_for_url("**cluster=lab")
+        page.go_back()
+        expect(page).to_have_url(address + "/incidents?cluster=pod1")
+        expect(page.locator("#cluster")).to_have_value("pod1")

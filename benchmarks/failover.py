@@ -187,7 +187,12 @@ class Play:
     def _settle(self) -> None:
         """Both hosts serve again, and the database has its standby."""
         wait_until(self.site.primary, 60, what="a primary", every_s=0.2)
-        wait_until(lambda: len(self.site.ready_hosts()) == 2, 60, what="both hosts are ready", every_s=0.2)
+        try:
+            wait_until(
+                lambda: len(self.site.ready_hosts()) == 2, 60, what="both hosts are ready", every_s=0.2
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}. {self.site.unready()}") from error
         try:
             wait_until(lambda: self.site.standby() is not None, 30, what="a standby", every_s=0.5)
         except AssertionError:

@@ -430,10 +430,16 @@ class Site:
     # --- what people and nodes see
 
     def ready_hosts(self) -> list[Host]:
-        answers = [
-            (host, host.get(443, "/readyz", "https")) for host in self.hosts[:2] if "api" in host.running
-        ]
-        return [host for host, answer in answers if answer is not None and answer.status_code == 200]
+        return [host for host, answer in self._readiness() if answer and answer.status_code == 200]
+
+    def unready(self) -> str:
+        """What the hosts say that are not ready, for people."""
+        said = [(host.name, answer.text if answer else "no answer") for host, answer in self._readiness()
+                if not answer or answer.status_code != 200]  # fmt: skip
+        return "; ".join(f"{name}: {text}" for name, text in said)
+
+    def _readiness(self) -> list[tuple[Host, httpx.Response | None]]:
+        return [(host, host.get(443, "/readyz", "https")) for host in self.hosts[:2] if "api" in host.running]
 
     def is_ready(self) -> bool:
         return bool(self.ready_hosts())

@@ -333,13 +333,15 @@ class MemoryTx:
         self.undo.add(self._tables.remedies, use)
 
     def add_requeue(self, use: RequeueUse) -> None:
-        key = (use.job, use.restarts)
-        if any((other.job, other.restarts) == key for other in self._tables.requeues):
+        key, before = (use.job, use.restarts), self._tables.requeues
+        same = [other for other in before if (other.job, other.restarts) == key]
+        if same:
             holder = self._tables.requeued_by.get(key, "")
             if holder != self.run_id and not self._has_ended(holder):
                 raise AlreadyRequeued(holder)
+            self.undo.replace(before, [use if other in same else other for other in before])
         else:
-            self.undo.add(self._tables.requeues, use)
+            self.undo.add(before, use)
         self.undo.put(self._tables.requeued_by, key, self.run_id)
 
     def send_command(self, command: Command, *, request: str = "") -> int:

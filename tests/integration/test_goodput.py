@@ -165,6 +165,28 @@ def test_hours_past_the_end_of_a_job_that_slurm_forgot_while_it_was_away_are_tak
     assert sum(hours(fresh_database, GoodputBy.job, 300).values()) == pytest.approx(16 * 70 / 60, abs=1e-3)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_hours_that_a_clock_that_was_ahead_counted_are_counted_again(
+    fresh_database: sa.Engine, restarted: bool
+) -> None:
+    """After a restart Slurm has forgotten the job, which ended when it was seen last."""
+    clock = Clock()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, 40, job())
+    clock.moment = at(24 * 60)
+    duty.count()
+    assert sum(hours(fresh_database, GoodputBy.job, 25 * 60).values()) > 300
+    if restarted:
+        duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, 41, *(() if restarted else (job(),)))
+    duty.count()
+    if restarted:  # nor has it ended only then
+        clock.moment = at(25 * 60)
+        duty.count()
+    found = sum(hours(fresh_database, GoodputBy.job, 25 * 60).values())
+    assert found == pytest.approx(16 * 41 / 60, abs=1e-3)
+
+
 def test_jobs_of_one_gpu_are_counted_as_often_as_large_ones(fresh_database: sa.Engine) -> None:
     """10,000 GPUs may run a job each, and then a thousand of them are due each minute."""
     clock = Clock()

@@ -600,7 +600,9 @@ def test_a_restart_of_a_run_that_has_ended_is_the_next_ones(bench: Bench) -> Non
         first, second = claimed(stack, bench, "r1"), claimed(stack, bench, "r2")
         first.gate(lambda tx: tx.add_requeue(life))
         first.set_state(RunState.done, why="x")
-        second.gate(lambda tx: tx.add_requeue(life))
+        again = RequeueUse(job="4711", restarts=0, at=bench.clock.now() + timedelta(hours=23), incident="i2")
+        second.gate(lambda tx: tx.add_requeue(again))
+        assert facts(bench).requeues == (again,), "its day begins again, and it is of the next run's incident"
 
         def another(tx: GateTx) -> None:
             with pytest.raises(AlreadyRequeued) as taken:

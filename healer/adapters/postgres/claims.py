@@ -362,7 +362,7 @@ class PostgresGateTx:
         requeue_row = self._conn.execute(
             statement.on_conflict_do_update(
                 constraint="requeues_once",
-                set_={"run": self._run.id, "at": use.at},
+                set_={"run": self._run.id, "at": use.at, "incident": use.incident},
                 where=sa.or_(requeues.c.run == self._run.id, its_state.in_(ENDED)),
             ).returning(requeues.c.id)
         ).first()

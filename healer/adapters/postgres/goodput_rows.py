@@ -62,7 +62,11 @@ class PostgresGoodput(ClusterStore):
         with reading(self._engine) as conn:
             rows = conn.execute(query).all()
         lives = ((from_stored(row.doc, LifeSeen), row.counted_at) for row in rows)
-        return [replace(life, seen_at=max(life.seen_at, counted or life.seen_at)) for life, counted in lives]
+        # A clock that was ahead may have counted until a time that is yet to come.
+        return [
+            replace(life, seen_at=max(life.seen_at, min(counted or life.seen_at, now)))
+            for life, counted in lives
+        ]
 
     def put_lives(self, lives: Sequence[LifeSeen]) -> None:
         with self._engine.begin() as conn:
@@ -97,6 +101,7 @@ class PostgresGoodput(ClusterStore):
         news = _news(self.cluster, now)
         due = sa.or_(
             life.counted_at.is_(None),
+            life.counted_at > now,  # by a clock that was ahead
             sa.and_(life.ended_at.is_(None), life.counted_at < now - RECOUNT),
             sa.and_(
                 life.counted_at < life.ended_at + SETTLED,

@@ -231,7 +231,8 @@ class IncidentCommands:
         self, incident: str, *, review: Review, cause: str | None, by: str, reason: str, request: str
     ) -> int:
         """Stores whether the incident was a true fault. A rule in auto that is wrong too often falls back to
-        approve, and people are paged. The detector has not stored this review yet, so it is counted here."""
+        approve, and people are paged. The detector has stored neither this review nor those that wait for it,
+        so they are counted here."""
 
         order = self._order(incident, by, reason, request)
         data = {"review": review.value} | ({"cause": cause} if cause else {})
@@ -298,6 +299,7 @@ class IncidentCommands:
         if mode is not Mode.auto:
             return
         earn = rules.guards.earn
+        tx.lock_gate()  # of two reviews at once, the later one counts the other too
         proof = tx.proof(rule.name, earn.incidents, texts=rules.texts, review=(incident.id, review))
         if (why := demotion_reason(mode, proof, earn)) is None:
             return

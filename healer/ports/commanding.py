@@ -114,8 +114,9 @@ class CommandTx(WalkTx, Protocol):
     def proof(
         self, rule: str, most: int, *, texts: Mapping[str, str], review: tuple[str, Review] | None = None
     ) -> Proof:
-        """The outcomes of the rule's newest `most` judged incidents. `texts`: the present text of rules.
-        `review`: an incident, and a person's review of it that is not stored yet.
+        """The outcomes of the rule's newest `most` judged incidents, with the reviews that the detector has
+        not taken yet. `texts`: the present text of rules. `review`: an incident, and a person's review of it
+        that is not sent yet.
         """
         ...
 

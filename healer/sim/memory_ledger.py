@@ -17,6 +17,7 @@ from healer.model import (
     AuditRecord,
     Breaker,
     Command,
+    CommandKind,
     Component,
     Decision,
     FaultBurst,
@@ -389,11 +390,14 @@ class MemoryTx:
         """`texts` is ignored: replays are no proof here."""
         of_rule = [incident for incident in self._tables.incidents.values() if incident.rule == rule]
         of_rule.sort(key=lambda incident: incident.opened, reverse=True)
-        outcomes: list[bool | None] = []
-        for incident in of_rule:
-            if incident.merged_into is None:
-                given = review[1] if review is not None and review[0] == incident.id else incident.review
-                outcomes.append(outcome(self._tables, incident, given))
+        pending = [command for command in self._tables.commands if command.kind is CommandKind.review]
+        given = {command.incident: Review(command.data["review"]) for command in pending}
+        given |= dict([review] if review else ())
+        outcomes = [
+            outcome(self._tables, incident, given.get(incident.id, incident.review))
+            for incident in of_rule
+            if incident.merged_into is None
+        ]
         judged = [right for right in outcomes if right is not None][:most]
         return Proof(right=judged.count(True), wrong=judged.count(False))
 

@@ -108,9 +108,22 @@ def test_auto_is_earned_and_taken_away_again(desk: Desk) -> None:
         desk.set_mode(Mode.auto, "q9")
 
 
-def judge(desk: Desk, number: int, review: Review) -> None:
-    name, request = incident(number).id, f"review-{number}"
+def judge(desk: Desk, number: int, review: Review, press: str = "first") -> None:
+    name, request = incident(number).id, f"review-{number}-{press}"
     desk.incidents.review(name, review=review, cause=None, by="ann", reason="seen", request=request)
+
+
+def test_false_alarms_that_the_detector_has_not_taken_yet_count_together(desk: Desk) -> None:
+    """Two people review at once, or the detector is away."""
+    desk.give(Mode.auto)
+    desk.save(incident(1), incident(2))
+    judge(desk, 1, Review.false_alarm)
+    assert desk.mode() is None
+    judge(desk, 1, Review.true_fault, "changed my mind")
+    judge(desk, 2, Review.false_alarm)
+    assert desk.mode() is None
+    judge(desk, 1, Review.false_alarm, "and again")
+    assert desk.mode() == (Mode.approve, HEALER)
 
 
 def test_the_way_back_to_the_files_auto_is_free_but_for_healers_own_fall(desk: Desk) -> None:

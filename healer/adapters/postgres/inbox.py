@@ -30,7 +30,15 @@ from healer.adapters.postgres.engine import (
     write_docs,
 )
 from healer.adapters.postgres.tables import inbox
-from healer.model import Command, Component, JobCheckpoint, Observation, ObservationKind
+from healer.model import (
+    Command,
+    CommandKind,
+    Component,
+    JobCheckpoint,
+    Observation,
+    ObservationKind,
+    Review,
+)
 from healer.model.detection import KERNEL_LINES
 from healer.ports.signal_stores import Arrival
 from healer.text import from_stored, stored
@@ -174,6 +182,15 @@ def put_command(conn: sa.Connection, command: Command, *, request: str) -> int:
     put_commands(conn, [(command, request)])
     query = sa.select(inbox.c.id).where(inbox.c.digest == command_digest(command, request))
     return conn.execute(query).scalar_one()
+
+
+def pending_reviews(conn: sa.Connection) -> dict[str, Review]:
+    """By incident: people's reviews that the detector has not taken yet."""
+    doc, kind = inbox.c.doc, inbox.c.kind == ObservationKind.command.value
+    query = sa.select(doc["incident"].astext, doc["data"]["review"].astext).where(
+        inbox.c.consumed_at.is_(None), kind, doc["kind"].astext == CommandKind.review.value
+    )
+    return {incident: Review(review) for incident, review in conn.execute(query.order_by(inbox.c.id))}
 
 
 def command_digest(command: Command, request: str) -> bytes:

@@ -429,7 +429,8 @@ class PostgresTx:
     def proof(
         self, rule: str, most: int, *, texts: Mapping[str, str], review: tuple[str, Review] | None = None
     ) -> Proof:
-        return rule_rows.proofs(self.conn, most, rules=[rule], now=review, texts=texts).get(rule, Proof())
+        pending = inbox_rows.pending_reviews(self.conn) | dict([review] if review else ())
+        return rule_rows.proofs(self.conn, most, rules=[rule], now=pending, texts=texts).get(rule, Proof())
 
     def save_reference(self, reference: Reference) -> None:
         node_rows.save_reference(self.conn, reference)

@@ -187,11 +187,11 @@ def proofs(
     most: int,
     *,
     rules: Sequence[str] | None = None,
-    now: tuple[str, Review] | None = None,
+    now: Mapping[str, Review] | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> dict[str, Proof]:
     """By rule: right and wrong among its newest `most` judged incidents; rules without one are left out.
-    `now`: an incident and a review of it that the detector has not stored yet.
+    `now`: by incident, reviews that the detector has not stored yet.
 
     `texts`: the current texts of rules (`Ruleset.texts`). A text that was proven by a replay counts only the
     incidents that it opened, in the replay and since it is in force.
@@ -252,11 +252,12 @@ def _as_edited(rule: str, digest: str) -> sa.ColumnElement[bool]:
     return sa.or_(incidents.c.id.in_(replayed), sa.func.coalesce(incidents.c.opened >= since, sa.false()))
 
 
-def outcome(now: tuple[str, Review] | None = None) -> sa.ColumnElement[bool]:
+def outcome(now: Mapping[str, Review] | None = None) -> sa.ColumnElement[bool]:
     """For a row of `incidents`: true for a true fault, false for a false alarm, null if not judged."""
     review = incidents.c.doc["review"].astext
-    if now is not None:
-        review = sa.case((incidents.c.id == now[0], now[1].value), else_=review)
+    if now:
+        pending = {incident: pressed.value for incident, pressed in now.items()}
+        review = sa.case(pending, value=incidents.c.id, else_=review)
     failed = (
         sa.select(sa.literal(1))
         .select_from(runs.join(run_log, run_log.c.run == runs.c.id))

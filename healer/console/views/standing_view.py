@@ -173,7 +173,11 @@ def _breaker_banner(breaker: Breaker) -> Banner:
 
 def _slurm_banners(standing: Standing, now: datetime) -> list[Banner]:
     found: list[Banner] = []
-    error = joined(["", standing.snapshot_error], "space") if standing.snapshot_error else ""
+    # Before the first snapshot, only the look at the controller says why there is none.
+    seen = standing.controller
+    away = seen.problem if seen is not None and Trouble.away in seen.since else ""
+    why = standing.snapshot_error or away
+    error = joined(["", why], "space") if why else ""
     if standing.snapshot is None:
         text = say("console.standing_healer_holds_every_action", error=error)
         found.append(Banner(tone="bad", title=say("console.standing_no_picture_slurm_yet"), text=text))

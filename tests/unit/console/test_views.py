@@ -140,6 +140,12 @@ def test_strip_before_the_first_picture_and_after_the_last(sample: Sample) -> No
     assert not strip.below_floor
     assert strip.banners[0].text == "healer holds all actions. slurmctld refused"
 
+    away = Controller(cluster="pod1", at=NOW, problem="no route to it", since={Trouble.away: NOW})
+    never = msgspec.structs.replace(blind, snapshot_error="", controller=away)
+    banners = standing_view.strip(never, [], NOW).banners
+    said = [one.text for one in banners if "no route" in one.text]
+    assert said == ["healer holds all actions. no route to it"]
+
     later = standing_view.strip(standing(sample), [], NOW + timedelta(minutes=3))
     assert later.stale
     assert later.banners[0].title == "Slurm last answered 3 min ago"

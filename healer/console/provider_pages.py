@@ -55,10 +55,10 @@ def callback(
             services, request.app.state.access, proven.arrival, request.headers.get("user-agent", "")
         )
     except SignInRefused as refused:
-        response = _refused(pages, str(refused), "/", 403)
-    else:
-        end_former(request, pages)
-        response = with_session(request, opened.secret, proven.target)
+        # The cookie stays: it may be that of a later sign-in, of another tab.
+        return _refused(pages, str(refused), "/", 403)
+    end_former(request, pages)
+    response = with_session(request, opened.secret, proven.target)
     drop_cookie(request, response, _BEGUN_COOKIE)
     return response
 

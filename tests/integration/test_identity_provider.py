@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from healer.adapters.identity_provider import provider_document
 from healer.adapters.identity_provider.code_flow import OidcProvider
@@ -16,10 +17,14 @@ from healer.adapters.identity_provider.device_flow import DeviceFlow
 from healer.adapters.identity_provider.provider_client import ProviderClient
 from healer.adapters.identity_provider.provider_document import ProviderDocument
 from healer.adapters.identity_provider.proxy_headers import TrustedProxy
+from healer.model import Role
+from healer.model.grants import Grant
 from healer.ports.directory import Arrival
-from healer.ports.sign_in import Proven, ProviderAway, SignInRefused, StillWaiting
+from healer.ports.sign_in import Proven, ProviderAway, SignIn, SignInRefused, StillWaiting
 from healer.settings import parse_proxies
+from tests.support import persons
 from tests.support.provider import CLIENT, Provider, provider, shared_secret
+from tests.support.seals import seal_all
 
 pytestmark = pytest.mark.heavy
 
@@ -62,6 +67,25 @@ def test_returning_user_is_identified_by_the_provider(site: Site) -> None:
     assert "code_challenge_method=S256" in asked
     assert "prompt=login" in asked
     assert "scope=openid+profile&" in asked, "only scopes that this provider has"
+
+
+def test_of_two_tabs_that_sign_in_at_once_the_later_one_does(
+    site: Site, fresh_database: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session ended, and both lead to the provider: the cookie is that of the later one."""
+    at_healer = persons.Site(fresh_database, SignIn(provider=site.client))
+    at_healer.grant(Grant(name="ops", groups=("ops",), role=Role.operator))
+    wait, engine = at_healer.people.wait_for_seal, at_healer.api.engine
+    monkeypatch.setattr(at_healer.people, "wait_for_seal", lambda token: seal_all(engine) or wait(token))
+    browser = at_healer.page()
+    begun = [browser.get("/auth/begin?next=/runs").headers["location"] for _ in range(2)]
+    statuses = list[int]()
+    for url in begun:
+        back = site.at.authorize(url)
+        back["iss"] = back.pop("issuer")
+        statuses.append(browser.get("/auth/callback", params=back).status_code)
+    assert statuses == [403, 303]
+    assert [one for one in browser.cookies if one == "healer_sign_in"] == []
 
 
 def bent(claims: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from healer.console.views.buttons import node_buttons
 from healer.console.views.fleet_view import NodeRow
 from healer.console.views.node_view import NodeNow
 from healer.console.views.runs_view import run_row
+from healer.console.views.standing_view import is_stale
 from healer.console.views.svg_lanes import LaneChart, csv_text
 from healer.decisions.node_facts import context_of
 from healer.detection.lemons import LIMIT
@@ -201,13 +202,16 @@ def own_jobs_page(request: Request, pages: Here) -> Response:
     owner = job_owner(pages.sessions, request)
     caller = owner or pages.session(request)
     names = pages.cluster_names() if owner is not None else pages.clusters(caller)
-    found = []
+    found, unread, now = [], [], pages.clock()
     for name in names:
-        snapshot = pages.standing(name).snapshot
+        standing = pages.standing(name)
+        if is_stale(standing, now):
+            unread.append(name)
+        snapshot = standing.snapshot
         jobs = [job for job in snapshot.jobs.values() if job.user == caller.name] if snapshot else []
         found += [(name, job) for job in sorted(jobs, key=lambda job: (job.state, job.id))]
     context = pages.context(request, "job") if owner is None else {"owner": owner}
-    context |= {"jobs": found, "name": caller.name, "here": "/jobs", "now": pages.clock()}
+    context |= {"jobs": found, "unread": unread, "name": caller.name, "here": "/jobs", "now": now}
     return pages.show("jobs.html", context)
 
 

@@ -86,12 +86,13 @@ def strip(standing: Standing, rows: list[NodeRow], now: datetime) -> Strip:
         asking=sum(asks(run) for run in standing.asking),
         mode=standing.default_mode,
         snapshot_at=standing.snapshot.taken_at if standing.snapshot else None,
-        stale=_stale(standing, now),
+        stale=is_stale(standing, now),
         banners=tuple(_banners(standing, now)),
     )
 
 
-def _stale(standing: Standing, now: datetime) -> bool:
+def is_stale(standing: Standing, now: datetime) -> bool:
+    """Whether Slurm was never read, or too long ago to act on."""
     if standing.snapshot is None:
         return True
     return (now - standing.snapshot.taken_at).total_seconds() > standing.guards.stale_s
@@ -181,12 +182,12 @@ def _slurm_banners(standing: Standing, now: datetime) -> list[Banner]:
     if standing.snapshot is None:
         text = say("console.standing_healer_holds_every_action", error=error)
         found.append(Banner(tone="bad", title=say("console.standing_no_picture_slurm_yet"), text=text))
-    elif _stale(standing, now):
+    elif is_stale(standing, now):
         title = say("console.standing_slurm_was_last_seen", ago=words.ago(standing.snapshot.taken_at, now))
         text = say("console.standing_healer_holds_every_action_until", error=error)
         found.append(Banner(tone="bad", title=title, text=text))
     for trouble in troubles(standing.controller):
-        if trouble.trouble is Trouble.away and _stale(standing, now):
+        if trouble.trouble is Trouble.away and is_stale(standing, now):
             continue  # said above already, with what follows from it
         title = say(
             "console.standing_slurm_controller_since",

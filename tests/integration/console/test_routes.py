@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -249,6 +250,20 @@ def test_empty_lists_say_so() -> None:
     assert "No open incidents." in client.get("/incidents", headers=COOKIE).text
     assert "No runs yet." in client.get("/runs", headers=COOKIE).text
     assert "No records yet." in client.get("/audit", headers=COOKIE).text
+
+
+def test_a_persons_jobs_are_unknown_while_slurm_is_not_read() -> None:
+    site = Site(make_sample(8))
+    client = TestClient(site.app)
+    read = site.sample.standing
+    assert read.snapshot is not None
+    old = msgspec.structs.replace(read.snapshot, taken_at=read.snapshot.taken_at - timedelta(hours=1))
+    for snapshot, unknown in ((read.snapshot, False), (old, True), (None, True)):
+        site.sample.standing = msgspec.structs.replace(read, snapshot=snapshot)
+        for cookie in ("cookie-good", "cookie-owner"):
+            page = client.get("/jobs", headers={"Cookie": f"healer_session={cookie}"}).text
+            assert ("is not being read" in page) is unknown, (cookie, snapshot and snapshot.taken_at)
+            assert not (unknown and "Slurm shows no job of yours" in page)
 
 
 def test_the_map_is_sent_once_and_then_what_changed() -> None:

@@ -394,8 +394,8 @@ class MemoryTx:
         """`texts` is ignored: replays are no proof here."""
         of_rule = [incident for incident in self._tables.incidents.values() if incident.rule == rule]
         of_rule.sort(key=lambda incident: incident.opened, reverse=True)
-        said = [command for command in self._tables.commands if command.kind is CommandKind.review]
-        given = {command.incident: Review(command.data["review"]) for command in said}
+        pending = [command for command in self._tables.commands if command.kind is CommandKind.review]
+        given = {command.incident: Review(command.data["review"]) for command in pending}
         given |= dict([review] if review else ())
         outcomes = [
             outcome(self._tables, incident, given.get(incident.id, incident.review))

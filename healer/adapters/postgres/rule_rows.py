@@ -256,8 +256,8 @@ def outcome(now: Mapping[str, Review] | None = None) -> sa.ColumnElement[bool]:
     """For a row of `incidents`: true for a true fault, false for a false alarm, null if not judged."""
     review = incidents.c.doc["review"].astext
     if now:
-        given = {name: said.value for name, said in now.items()}
-        review = sa.case(given, value=incidents.c.id, else_=review)
+        pending = {incident: pressed.value for incident, pressed in now.items()}
+        review = sa.case(pending, value=incidents.c.id, else_=review)
     failed = (
         sa.select(sa.literal(1))
         .select_from(runs.join(run_log, run_log.c.run == runs.c.id))

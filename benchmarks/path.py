@@ -3,9 +3,9 @@
     python benchmarks/path.py [--nodes 32] [--count 200]
 
 Command-line adapter, settling time off, caps wide open, one fault at a time on a machine at rest (`REST_S`).
-Prints p50, p99 and where the time goes. After each fault a bare `scontrol update` drains a node that is drained
-already, so that both meet the same load: the figures to compare are the ratios. Needs root and Debian's Slurm
-(`make test` installs it).
+Prints p50, p99 and where the time goes. After each fault a bare `scontrol update` drains a node that is
+drained already, so that both meet the same load: the figures to compare are the ratios. Needs root and
+Debian's Slurm (`make test` installs it).
 """
 
 import argparse

@@ -112,7 +112,9 @@ def _is_superseded(conn: sa.Connection, snapshot: SlurmSnapshot, written: _Writt
     query = sa.select(row.version, sa.and_(*later).label("is_later")).where(row.cluster == snapshot.cluster)
     # Locked: one that another writer is about to commit counts, too.
     stored = conn.execute(query.with_for_update()).first()
-    return bool(stored and stored.is_later) and (written is None or written.version != stored.version)
+    if stored is None or not stored.is_later:
+        return False
+    return written is None or written.version != stored.version
 
 
 #: What `read_of` needs to know whether its copy is the latest.

@@ -7,7 +7,7 @@ checks the state first. Entries of read-only steps are committed with the next w
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -97,6 +97,8 @@ log = structlog.get_logger()
 
 #: How long to wait before checking an unreachable node again.
 CHECK_AGAIN = timedelta(minutes=1)
+#: Results that a process keeps until they can be recorded; the oldest are dropped.
+UNRECORDED_MAX = 1000
 
 _EVENT = {
     Done: StepEvent.done,
@@ -105,6 +107,14 @@ _EVENT = {
     Again: StepEvent.waiting,
     Unread: StepEvent.waiting,
 }
+
+
+class Unrecorded(NamedTuple):
+    """An effect that was read back, and could not be recorded behind the log's first `entries` entries."""
+
+    key: str
+    entries: int
+    result: Done
 
 
 class Driver:
@@ -120,6 +130,8 @@ class Driver:
         self.ledger, self.rules, self.tools = ledger, rules, tools
         #: Called with the name of each critical place in the code; tests kill the process there.
         self.checkpoint = checkpoint
+        #: By run, what was read back while the database was away.
+        self.unrecorded: dict[str, Unrecorded] = {}
 
     def drive(self, run: str) -> None:
         """Drives the run as far as possible. Returns when the run waits, has ended, is stuck, or belongs to
@@ -155,7 +167,7 @@ class _Drive:
 
     def __init__(self, driver: Driver, claim: RunClaim, rules: Ruleset, playbook: Playbook) -> None:
         self.claim, self.run, self.rules, self.playbook = claim, claim.run, rules, playbook
-        self.now, self.checkpoint = driver.tools.now, driver.checkpoint
+        self.now, self.checkpoint, self.unrecorded = driver.tools.now, driver.checkpoint, driver.unrecorded
         self.tools = msgspec.structs.replace(
             driver.tools,
             known_commands=rules.commands,
@@ -282,7 +294,7 @@ class _Drive:
         if action.effect and asks and not run.shadow:
             # A step that is done needs no permission. Any other step asks again at each attempt: a pause, the
             # breaker or a person may have intervened since the last one.
-            seen = self._probed(intent, ctx) if started else None
+            seen = (self._recorded_late(intent) or self._probed(intent, ctx)) if started else None
             if seen is not None:
                 return seen
             keeps = started and self._guarded(lambda: action.only_keeps(ctx)) is True
@@ -318,6 +330,21 @@ class _Drive:
             # A shadow run did not take the node, so the event it waits for never happens.
             result = Done(text=say("engine.would_wait", text=result.text))
         return self._record(intent, result)
+
+    def _keep_unrecorded(self, effect: Unrecorded) -> None:
+        self.unrecorded[self.run.id] = effect
+        while len(self.unrecorded) > UNRECORDED_MAX:
+            self.unrecorded.pop(next(iter(self.unrecorded)), None)
+
+    def _recorded_late(self, intent: Do) -> LogEntry | None:
+        """The step's entry, if this process has seen its effect and could not record it. Asked again, Slurm
+        perhaps shows what a person made of it since, and the effect would be repeated against them."""
+        effect = self.unrecorded.get(self.run.id)
+        if effect is None or (effect.key, effect.entries) != (intent.key, len(self.entries)):
+            return None
+        entry = self._record(intent, effect.result)
+        self.unrecorded.pop(self.run.id, None)
+        return entry
 
     def _permission(self, intent: Do) -> StepPermission:
         unchecked = self.tools.checks_claims and not is_proven(self.entries)
@@ -584,7 +611,12 @@ class _Drive:
             data["knows"] = facts_of(self.run, self.playbook, self.claim.incident())
         if isinstance(result, Done) and verb is Verb.drain and self.run.node is not None:
             use = remedy_use(self.run, self.playbook, self.entries, self.now())
-        return self._write(intent, _EVENT[type(result)], result.text, data, drained=use)
+        try:
+            return self._write(intent, _EVENT[type(result)], result.text, data, drained=use)
+        except LedgerAway:
+            if isinstance(result, Done) and verb is not None:
+                self._keep_unrecorded(Unrecorded(intent.key, len(self.entries), result))
+            raise
 
     def _write(
         self,

@@ -26,6 +26,7 @@ from healer.model import (
 )
 from healer.playbooks import UNDO, Do, Finish, RecordFacts, Skip, Sleep, advance
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
+from healer.ports.transactions import LedgerAway
 from healer.sim.memory_ledger import MemoryClaim, Tables
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import FATAL, LOST, START, Crash, Site, later, name, rules_in
@@ -490,6 +491,25 @@ def test_slurm_away_for_a_while_is_waited_for() -> None:
     assert only_run(site).state is RunState.waiting
     assert job_of(site, job).restarts == 1
     assert site.scheduler.writes.count("drain") == 1
+
+
+def test_a_drain_that_was_done_and_not_recorded_is_not_repeated_against_a_person(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site, _ = faulty()
+    write, away = MemoryClaim.write, [LedgerAway("the disk of the database is full")]
+
+    def write_unless_away(claim: MemoryClaim, entry: LogEntry, **more: Any) -> None:
+        if away and (entry.step, entry.event) == ("drain", StepEvent.done):
+            raise away.pop()
+        write(claim, entry, **more)
+
+    monkeypatch.setattr(MemoryClaim, "write", write_unless_away)
+    site.drive()
+    assert not away and site.node(1).drain
+    site.slurm.resume(NODE)
+    site.run_for(30)
+    assert site.scheduler.writes.count("drain") == 1 and not site.node(1).drain
 
 
 # --- it dies ------------------------------------------------------------------------------------------------

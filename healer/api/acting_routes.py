@@ -478,14 +478,15 @@ router.include_router(_pauses)
 
 @router.post("/breaker/reset", responses=answers(BreakerView, "the breaker, half-open"))
 def reset_breaker(request: Request, caller: Admin, body: BreakerBody) -> Response:
-    """After a storm: lets one canary through. A named person says why."""
+    """After a storm: lets one canary through. A named person says why; `since` names the storm that you
+    saw."""
     services, cluster = services_of(request), allowed_cluster(request, caller, body.cluster)
     if cluster not in {breaker.cluster for breaker in services.queries.clusters.breakers()}:
         raise NotFound(say("api.acting_routes_there_no_cluster", cluster=cluster))
 
     def act(identity: str) -> Response:
-        reset = services.runs.reset_breaker(cluster, by=caller.name, reason=body.reason, request=identity)
-        return answer(request, reset)
+        words = {"by": caller.name, "reason": body.reason, "request": identity}
+        return answer(request, services.runs.reset_breaker(cluster, **words, since=body.since))
 
     return once(request, caller, body, act)
 

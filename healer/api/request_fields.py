@@ -164,8 +164,11 @@ class PauseBody(Body):
 
 
 class BreakerBody(Body):
+    """`since`, as the breaker showed it, names the storm that is over: 409 if it has opened again."""
+
     cluster: Word | None = None
     reason: Text
+    since: Annotated[AwareDatetime, Strict(False)] | None = None
 
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")

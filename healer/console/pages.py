@@ -270,7 +270,7 @@ class Pages:
             "pause_button": standing_view.pause_button(standing.cluster),
             "end_pause": partial(standing_view.end_pause_button, operates=operates),
             "end_glass": standing_view.end_glass_button(),
-            "reset_breaker": standing_view.reset_breaker_button(standing.cluster),
+            "reset_breaker": standing_view.reset_breaker_button(standing.breaker),
             "runbooks": self.runbooks,
             "lists_sessions": self.people is not None,
             "tells_health": self.sources.self_health is not None,

@@ -45,6 +45,7 @@ from healer.model import (
     ENDED_RUN_STATES,
     IRREVERSIBLE_VERBS,
     Breaker,
+    BreakerState,
     Component,
     Incident,
     LogEntry,
@@ -220,10 +221,13 @@ class Commands:
             undone = undo(tx, self._order(run, by, reason, request), self._rules())
         return _wake_for(site, undone)
 
-    def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
-        """Open -> half-open. Conflict when it is not open."""
+    def reset_breaker(
+        self, cluster: str, *, by: str, reason: str, request: str, since: datetime | None = None
+    ) -> Breaker:
+        """Open -> half-open. `since`: of the breaker that `by` saw. Conflict when it is not open, or has
+        opened again since."""
         with _changing(self.site(cluster)) as tx:
-            return reset_breaker(tx, self._order(cluster, by, reason, request))
+            return reset_breaker(tx, self._order(cluster, by, reason, request), since)
 
     def site(self, cluster: str) -> Site:
         """Raises NotFound for an unknown cluster."""
@@ -464,10 +468,12 @@ def undo(tx: CommandTx, order: Order, rules: Ruleset) -> Run:
     return _go_on(tx, run, "run.undo", order)
 
 
-def reset_breaker(tx: CommandTx, order: Order) -> Breaker:
+def reset_breaker(tx: CommandTx, order: Order, since: datetime | None = None) -> Breaker:
     facts = tx.lock_gate()
     if tx.audited(f"breaker/{facts.cluster}", order.request):
         return facts.breaker  # it may have opened again, which this order does not cover
+    if since is not None and facts.breaker.state is BreakerState.open and facts.breaker.since != since:
+        raise Conflict(say("engine.breaker_opened_again", cluster=facts.cluster))
     try:
         breaker = reset(facts.breaker, order.by, order.reason, order.at)
     except ValueError as error:

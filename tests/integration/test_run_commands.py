@@ -238,6 +238,19 @@ def test_a_reset_of_the_breaker_that_comes_twice_is_one(desk: Desk) -> None:
     assert desk.people.reset_breaker(CLUSTER, by="ann", reason="the other cable too", request="q2") == again
 
 
+def test_a_reset_covers_the_storm_that_was_seen_and_no_later_one(desk: Desk) -> None:
+    later = Breaker(cluster=CLUSTER, state=BreakerState.open, since=START + timedelta(hours=1), why="storm")
+    with desk.ledger.transaction() as tx:
+        tx.lock_gate()
+        tx.save_breaker(later)
+    seen = {"by": "ann", "reason": "bad cable"}
+    with pytest.raises(Conflict, match="has opened again"):
+        desk.people.reset_breaker(CLUSTER, **seen, request="q1", since=START)
+    assert facts(desk).breaker == later and "breaker.reset" not in desk.audited()
+    reset = desk.people.reset_breaker(CLUSTER, **seen, request="q2", since=later.since)
+    assert reset.state is BreakerState.half_open
+
+
 # --- runs that wait before they take anything ---
 
 

@@ -217,5 +217,7 @@ def end_glass_button() -> Button:
     return Button(**worded("end_glass"), action="/api/v1/break-glass/end")
 
 
-def reset_breaker_button(cluster: str) -> Button:
-    return Button(**worded("reset_breaker"), action="/api/v1/breaker/reset", body={"cluster": cluster})
+def reset_breaker_button(breaker: Breaker) -> Button:
+    seen = {"since": breaker.since.isoformat()} if breaker.since else {}
+    body = {"cluster": breaker.cluster, **seen}
+    return Button(**worded("reset_breaker"), action="/api/v1/breaker/reset", body=body)

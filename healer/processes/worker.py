@@ -98,10 +98,11 @@ def leftover_jobs(
         if not jobs:
             return
         our_users = set(users())
-        with ledger.transaction() as tx:
-            # Locked, so that the commit also confirms how they ended: what a standby lacks permits no effect.
-            runs = [(job, tx.lock_run(run_of(job))) for job in jobs if job.user in our_users]
-        for job, run in runs:
+        for job in (job for job in jobs if job.user in our_users):
+            # Locked, so that the commit also confirms how it ended: what a standby lacks permits no effect.
+            # One at a time: with several, this and a walk could wait for each other.
+            with ledger.transaction() as tx:
+                run = tx.lock_run(run_of(job))
             if run is not None and run.state in ENDED_RUN_STATES and _still(scheduler, job, our_users):
                 try:
                     scheduler.cancel(job.id)

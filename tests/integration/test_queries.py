@@ -14,7 +14,7 @@ from sqlalchemy import event
 from healer.adapters.postgres.figures import stats
 from healer.adapters.postgres.goodput_rows import PostgresGoodput
 from healer.adapters.postgres.inbox import PostgresInbox
-from healer.adapters.postgres.incident_rows import about_node, incident_page, may_be_alike, parts_of
+from healer.adapters.postgres.incident_rows import about_node, incident_page, may_be_alike, parts_of, watched
 from healer.adapters.postgres.loops import Beat, try_lead
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.own_health import stored
@@ -369,6 +369,32 @@ def test_the_parts_of_an_incident_are_found_by_index_among_thousands(fresh_datab
         assert "incidents_merged" in "\n".join(plan)
         found = [one.id for one in parts_of(conn, here.id)]
     assert found == [part.id]
+
+
+def test_those_whose_node_is_on_probation_are_found_by_index_among_thousands(
+    fresh_database: sa.Engine,
+) -> None:
+    now = incident(1).opened + timedelta(hours=2)
+    ended = {"state": IncidentState.resolved, "closed": now - timedelta(minutes=5)}
+    with fresh_database.begin() as conn:
+        save_incident(conn, incident(1))
+        save_incident(
+            conn, msgspec.structs.replace(incident(2), probation_until=now + timedelta(hours=1), **ended)
+        )
+        conn.exec_driver_sql(
+            """
+            INSERT INTO incidents (id, cluster, rule, state, severity, node, opened, updated, closed, doc)
+            SELECT md5(n::text), cluster, rule, state, severity, node, opened, updated,
+              closed - n * interval '1 hour' - interval '30 days',
+              doc || jsonb_build_object('id', md5(n::text))
+            FROM incidents, generate_series(1, 6000) AS n WHERE state = 'resolved'
+            """
+        )
+        conn.exec_driver_sql("ANALYZE incidents")
+        with plans_of(conn) as plans:
+            found = watched(conn, [CLUSTER], now)
+    assert {one.id for one in found} == {incident(1).id, incident(2).id}
+    assert all("incidents_closed" in plan and "Seq Scan" not in plan for plan in plans), plans
 
 
 def test_those_that_name_a_node_or_a_job_are_found_by_index_among_thousands(

@@ -250,6 +250,8 @@ incidents = _table(
     _index(
         "incidents_merged", "(doc ->> 'merged_into')", "opened", where="(doc ->> 'merged_into') IS NOT NULL"
     ),
+    # For those whose node is on probation.
+    _index("incidents_closed", "cluster", "closed"),
     # For the pages of nodes and jobs. Without `fastupdate` no walk waits while a list of new rows is merged.
     sa.Index(
         "incidents_named",

@@ -1,4 +1,5 @@
-"""The incidents that name a node or a job by an index: their pages read all incidents ever stored."""
+"""Incidents by index: those that name a node or a job, for their pages, and those that ended lately, for the
+states of nodes that hooks ask for. Each of these read all incidents ever stored."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -18,7 +19,9 @@ def upgrade() -> None:
         postgresql_using="gin",
         postgresql_with={"fastupdate": "off"},
     )
+    op.create_index("incidents_closed", "incidents", ["cluster", "closed"])
 
 
 def downgrade() -> None:
+    op.drop_index("incidents_closed", "incidents")
     op.drop_index("incidents_named", "incidents")

@@ -555,8 +555,10 @@ AUDITED = ("audit_records", "audit_chain", "audit_checkpoints")
 @contextmanager
 def worker_stopped(product: Attacked, engine: sa.Engine) -> Iterator[None]:
     """Between two of its transactions: stopped within one, as it seals, it would keep its locks."""
+    # By the locks, which everybody sees; since when others are in a transaction, only a superuser does.
     at_work = (
-        "SELECT count(*) FROM pg_stat_activity WHERE usename = 'healer_worker' AND xact_start IS NOT NULL"
+        "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'relation' "
+        "AND usename = 'healer_worker'"
     )
     while True:
         with stopped(product.pids()["worker"]):

@@ -201,25 +201,22 @@ class World:
             process.point(IDLE)
         self.store.leader = process.session
         ledger = ProcessLedger(self.store, process, leads=True)
-        detector = Detector(
-            DetectorParts(
-                cluster=CLUSTER,
-                ledger=ledger,
-                inbox=ledger,  # type: ignore[arg-type]
-                snapshots=self.store,  # type: ignore[arg-type]
-                rules=lambda: self.rules,
-                clock=process.clock,
-                wait=lambda _: None,
-                poke=self._poke,
-                cleared=list(self.store.returned.items()),
-            )
+        parts = DetectorParts(
+            cluster=CLUSTER,
+            ledger=ledger,
+            inbox=ledger,  # type: ignore[arg-type]
+            snapshots=self.store,  # type: ignore[arg-type]
+            rules=lambda: self.rules,
+            clock=process.clock,
+            wait=lambda _: None,
+            poke=self._poke,
+            cleared=list(self.store.returned.items()),
         )
-        while True:
-            try:
+        with contextlib.suppress(LedgerAway):  # it ends the process, as it starts too
+            detector = Detector(parts)
+            while True:
                 detector.once()
-            except LedgerAway:
-                return
-            process.point(IDLE)
+                process.point(IDLE)
 
     def _beat(self, process: Process) -> None:
         ledger = ProcessLedger(self.store, process)

@@ -67,9 +67,8 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
 
     What cannot be deleted stops nothing else; the first such error is raised at the end.
     """
-    low = free is not None and free < LOW_SHARE
     failed: DBAPIError | None = None
-    for delete in _deletions(engine, now, low=low):
+    for delete in _deletions(engine, now, free):
         try:
             delete()
         except DBAPIError as error:  # such as a table that takes longer to search than a statement may
@@ -80,9 +79,10 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
         raise failed
 
 
-def _deletions(engine: sa.Engine, now: datetime, *, low: bool) -> Iterator[Callable[[], object]]:
+def _deletions(engine: sa.Engine, now: datetime, free: float | None) -> Iterator[Callable[[], object]]:
     """Samples first: they are most of the database, and the other deletes write before they free anything."""
-    yield partial(_forget_samples, engine, now, low=low)
+    low = free is not None and free < LOW_SHARE
+    yield partial(_forget_samples_early, engine, now, free) if low else partial(samples.forget, engine, now)
     arrived = inbox.c.arrived_at
     repeated = inbox.c.doc[("data", "again")].astext.is_not(None)
     too_old = sa.or_(
@@ -119,10 +119,9 @@ def _old_rows(now: datetime, *, low: bool) -> Iterator[tuple[sa.Table, sa.Column
         yield table, table.c.last_seen < now - UNKNOWN_SERIES
 
 
-def _forget_samples(engine: sa.Engine, now: datetime, *, low: bool) -> None:
-    if low and (emptied := samples.forget(engine, now, kept=1)):
-        log.warning("database disk nearly full, dropping old samples early", slots=emptied)
-    samples.forget(engine, now)
+def _forget_samples_early(engine: sa.Engine, now: datetime, free: float | None) -> None:
+    if emptied := samples.forget(engine, now, kept=1):
+        log.warning("database disk nearly full, dropping old samples early", free=free, slots=emptied)
 
 
 def _forget_scores(engine: sa.Engine, now: datetime) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from healer.adapters.postgres.engine import alone
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.node_rows import save_reference
 from healer.model import (
@@ -43,6 +44,7 @@ from tests.support.ledgers import (
     facts,
     free,
     incident,
+    lock_waits,
     message,
     node,
     pass_lease,
@@ -500,23 +502,14 @@ def test_two_who_judge_at_once_come_one_after_the_other(real: PostgresBench) -> 
             seen.append(tx.lock_gate())
 
     other = threading.Thread(target=second)
-    with real.ledger.transaction() as tx:
+    with real.ledger.transaction() as tx, alone(real.engine).connect() as looking:
         tx.lock_gate()
         other.start()
-        wait_until(lambda: blocked(real), what="the second waits for the gate")
+        wait_until(lambda: lock_waits(looking) > 0, what="the second waits for the gate")
         assert seen == []
         tx.grant_slot(slot())
     other.join(timeout=10)
     assert [one.node for one in seen[0].slots] == [node()]
-
-
-def blocked(real: PostgresBench) -> bool:
-    with real.engine.connect() as conn:
-        waiting = sa.text(
-            "SELECT count(*) FROM pg_stat_activity "
-            "WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        )
-        return conn.execute(waiting).scalar_one() > 0
 
 
 def test_signals_are_consumed_with_the_walk_or_not_at_all(real: PostgresBench) -> None:

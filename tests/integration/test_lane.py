@@ -23,6 +23,7 @@ from tests.support.ledgers import (
     decision,
     entry,
     facts,
+    lock_waits,
     node,
     run,
     slot,
@@ -272,12 +273,12 @@ def test_a_batch_that_waits_for_one_run_holds_no_other(real: PostgresBench, pool
         first.execute(_LOCK_RUN, {"run": "r0"})
         second.execute(_LOCK_RUN, {"run": "r2"})
         begun = [pool.submit(claims[0].write, entry(run="r0"))]
-        wait_until(lambda: blocked(looking) == 1, 20, what="the first write waits")
+        wait_until(lambda: lock_waits(looking) == 1, 20, what="the first write waits")
         begun += [pool.submit(claims[1].write, entry(run="r1"))]
         begun += [pool.submit(claims[2].set_state, RunState.stuck, why="x")]
         wait_until(lambda: len(lane._queue) == 2, 20, what="the others form a batch")
         first.commit()
-        wait_until(lambda: begun[0].done() and blocked(looking) == 1, 20, what="the batch waits for r2")
+        wait_until(lambda: begun[0].done() and lock_waits(looking) == 1, 20, what="the batch waits for r2")
         second.execute(sa.text("SET LOCAL lock_timeout = 200"))
         second.execute(_LOCK_RUN, {"run": "r1"})
         second.commit()
@@ -287,9 +288,3 @@ def test_a_batch_that_waits_for_one_run_holds_no_other(real: PostgresBench, pool
 
 
 _LOCK_RUN = sa.text("SELECT id FROM runs WHERE id = :run FOR UPDATE")
-
-
-def blocked(conn: sa.Connection) -> int:
-    """Sessions that wait for a lock."""
-    of_database = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-    return conn.scalar(sa.text(f"{of_database} AND wait_event_type = 'Lock'")) or 0

@@ -13,6 +13,7 @@ from healer.adapters.postgres.engine import alone
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tables import snapshots
 from healer.model import Controller, SlurmJob, SlurmNode, SlurmSnapshot, Trouble
+from tests.support.ledgers import lock_waits
 from tests.support.wait import wait_until
 
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
@@ -112,9 +113,7 @@ def test_a_later_picture_that_is_just_being_stored_is_not_replaced_by_an_earlier
     ):
         conn.execute(sa.update(snapshots).values(version=version, taken_at=newest))
         late = pool.submit(PostgresSnapshots(fresh_database).put, picture(2, "DOWN"))
-        waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        waits += " AND wait_event_type = 'Lock'"
-        wait_until(lambda: looking.scalar(sa.text(waits)) == 1, 20, what="the late writer waits")
+        wait_until(lambda: lock_waits(looking) == 1, 20, what="the late writer waits")
         conn.commit()
         late.result(20)
     assert stored(fresh_database)[:2] == (version, newest)

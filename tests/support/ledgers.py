@@ -59,6 +59,13 @@ def consume(conn: sa.Connection, observations: Sequence[Observation], at: dateti
     write_docs(conn, CONSUME, [seen.inbox_id for seen in observations], at=at)
 
 
+def lock_waits(conn: sa.Connection) -> int:
+    """How many sessions of this database wait for a lock. `conn` commits each statement: within a transaction
+    the view does not change."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    return conn.execute(sa.text(f"{waiting} AND wait_event_type = 'Lock'")).scalar_one()
+
+
 class Bench(Protocol):
     """A ledger under test, and what others write into it or read from it."""
 

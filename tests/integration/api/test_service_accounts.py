@@ -17,6 +17,7 @@ from healer.model import Role
 from healer.ports.callers import NewToken
 from healer.ports.service_accounts import ROUTE_GROUPS, TokenRow, id_in
 from tests.support.api import Api
+from tests.support.ledgers import lock_waits
 from tests.support.seals import seal_all
 from tests.support.wait import wait_until
 from tests.system.security.test_roles import MATRIX, content
@@ -142,14 +143,12 @@ def test_what_is_rotated_while_its_person_is_ended_ends_too(fresh_database: sa.E
         "person": lambda: book.end_person("ann", by="bob", now=now, reason="left"),
         "accounts": lambda: book.revoke_accounts("ann", by="bob", now=now),
     }
-    waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-    waits += " AND wait_event_type = 'Lock'"
     with ThreadPoolExecutor(1) as pool, alone(fresh_database).connect() as looking:
         begun: list[Future[object]] = []
 
         def succeed(row: TokenRow) -> NewToken:
             begun.append(pool.submit(end[ending]))
-            wait_until(lambda: looking.scalar(sa.text(waits)) == 1, 20, what="the end waits for the rotation")
+            wait_until(lambda: lock_waits(looking) == 1, 20, what="the end waits for the rotation")
             return successor(row, now)
 
         book.rotate(id_in(old), succeed, by="ann", now=now, ends=now + DAY)

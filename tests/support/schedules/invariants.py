@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from healer.actions.under_test import TEST_JOBS
 from healer.decisions.sweeps import SWEEP_JOBS
-from healer.model import ENDED_RUN_STATES, LogEntry, RunState, Slot, StepEvent
+from healer.model import ENDED_RUN_STATES, LogEntry, Run, RunState, Slot, StepEvent
 from healer.model.slurm import is_our_reservation, is_ours, slurm_kind
 from tests.support.schedules.world import NODES, RACK, SWEEPS, WRITE_S, Effect, World
 
@@ -22,6 +22,8 @@ LEAPT_S = 300.0
 PAUSE_S = 1.0 + WRITE_S
 #: A sweep's job is gone so soon after another job waits, also when its worker died.
 GIVES_WAY_S = 60.0
+#: A run that gets its slot just before the end has so long to come to rest.
+SETTLES_S = 300
 #: Messages and notes take no slot.
 _NOTES = frozenset({"annotate", "remark", "notify"})
 #: States in which a run is over, or waits for a person.
@@ -192,14 +194,22 @@ class Watch:
 
     # --- at the end
 
+    def settle(self) -> None:
+        """Plays on while a run is at work, for `SETTLES_S` at most."""
+        for _ in range(SETTLES_S // 3):
+            if not self._at_work():
+                return
+            self.world.go_on(3)
+            self.tick(self.world)
+
     def end(self) -> None:
         world = self.world
         shown = world.slurm.snapshot()
         kept = {name for one in shown.reservations.values() if is_our_reservation(one) for name in one.nodes}
         tables = world.store.tables
+        for run in self._at_work():
+            self.say(f"run {run.id} of {run.playbook} is still {run.state}")
         for run in tables.runs.values():
-            if run.state not in _AT_REST and not self._goes_on(run.id):
-                self.say(f"run {run.id} of {run.playbook} is still {run.state}")
             if run.state is RunState.stuck and "within healer" in (run.question or ""):
                 self.say(f"run {run.id}: {run.question}")
         for slot in tables.slots.values():
@@ -214,10 +224,12 @@ class Watch:
             self.say(f"jobs {left} of sweeps are left")
         self._audited()
 
-    def _goes_on(self, run: str) -> bool:
-        """It waits with a reason that is shown: a guard, a job that goes on, a test."""
-        log = self.world.store.tables.log.get(run, [])
-        return bool(log) and log[-1].event in {StepEvent.waiting, StepEvent.held}
+    def _at_work(self) -> list[Run]:
+        """Runs that neither rest nor wait with a reason that is shown: a guard, a job that goes on, a test."""
+        tables = self.world.store.tables
+        shown = {StepEvent.waiting, StepEvent.held}
+        logs = ((run, tables.log.get(run.id, [])) for run in tables.runs.values() if run.state not in _AT_REST)
+        return [run for run, log in logs if not run.question and not (log and log[-1].event in shown)]
 
     def _audited(self) -> None:
         """Each effect has its record: the step's own, or that a person ended the run it belongs to."""

@@ -27,6 +27,7 @@ def play(seed: int, chances: Chances | None = None) -> Played:
     world = World(seed, chances=chances)
     watch = Watch(world)
     world.run(check=watch.tick)
+    watch.settle()
     watch.end()
     hub = world.hub
     return Played(

@@ -270,17 +270,18 @@ class World:
                 nodes=self.chance.choice((1, 1, 2, 3)), comment=self.chance.choice(("", "healer:requeue"))
             )
         for _ in range(chaos_s):
-            self._second(1)
+            self.true.advance(1)
+            self._events()
+            self.hub.tick()
             check(self)
         self.calm_down()
         for second in range(calm_s // 3):
-            self._second(3 if second > 20 else 1, calm=True)
+            self.go_on(3 if second > 20 else 1)
             check(self)
 
-    def _second(self, seconds: float, *, calm: bool = False) -> None:
+    def go_on(self, seconds: float) -> None:
+        """All processes work, that much later."""
         self.true.advance(seconds)
-        if not calm:
-            self._events()
         self.hub.tick()
 
     def calm_down(self) -> None:

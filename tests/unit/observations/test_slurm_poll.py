@@ -95,7 +95,7 @@ def test_a_queue_that_was_full_when_healer_began_is_judged_by_what_it_does_next(
 
 
 @pytest.mark.parametrize(
-    ("spent_s", "rest"), [(0.01, POLL_S), (0.25, 5.0), (3.0, REST_MAX_S), (25.0, REST_MAX_S)]
+    ("spent_s", "rest"), [(0.01, POLL_S), (0.25, 10.0), (3.0, REST_MAX_S), (25.0, REST_MAX_S)]
 )
 def test_a_poll_takes_a_twentieth_of_the_time_and_no_rest_outlives_the_picture(
     spent_s: float, rest: float
@@ -107,7 +107,7 @@ def test_it_is_asked_less_and_less_while_it_is_behind_and_at_once_as_before_afte
     behind, rests = seen(since={Trouble.backlog: START}), [POLL_S]
     for _ in range(4):
         rests.append(rest_s(0.01, behind, rests[-1]))
-    assert rests == [2, 4, 8, 10, 10]
+    assert rests == [2, 4, 8, 12, 12]
     assert rest_s(0.01, seen(), rests[-1]) == POLL_S
 
 

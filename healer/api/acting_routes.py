@@ -421,18 +421,27 @@ def _check_pause(services: Services, caller: Caller, request: Request, body: Pau
         rule_named(services.rules(), body.name)
     if body.scope == "playbook" and body.name:
         playbook_named(services.rules(), body.name)
-    _check_place(request, _pause_cluster(services, caller, body), node)
+    partition = body.name if body.scope == "partition" else None
+    _check_place(request, _pause_cluster(services, caller, body), node, partition)
 
 
-def _check_place(request: Request, cluster: str | None, node: str | None) -> None:
+def _check_place(request: Request, cluster: str | None, node: str | None, partition: str | None) -> None:
     """404 for what certainly does not exist: a misspelt pause would seem to be in force, but hold nothing."""
     services = services_of(request)
     if cluster is not None and cluster not in (services.clusters or (services.cluster,)):
         raise NotFound(say("api.acting_routes_there_no_cluster", cluster=cluster))
     fleet: Fleet = request.app.state.fleet
-    snapshot = fleet.snapshots().get(cluster or "") if node is not None else None
-    if snapshot is not None and node not in snapshot.nodes:
+    snapshot = fleet.snapshots().get(cluster or "") if node or partition else None
+    if snapshot is None:
+        return
+    if node is not None and node not in snapshot.nodes:
         raise NotFound(say("api.reading_routes_slurm_knows_no_node_cluster", node=node, cluster=cluster))
+    known = {name for each in snapshot.nodes.values() for name in each.partitions}
+    if partition is not None and known and partition not in known:
+        names = ", ".join(sorted(known))
+        raise NotFound(
+            say("api.acting_routes_no_partition", partition=partition, cluster=cluster, names=names)
+        )
 
 
 def _pause_cluster(services: Services, caller: Caller, body: PauseBody) -> str | None:

@@ -1,5 +1,7 @@
 """The pages of the person on duty: approvals, pauses and caps, signals, reports, healer's own health."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -122,14 +124,17 @@ def reports_page(
     if "x-partial" in request.headers:
         # A page that updates itself only exchanges its strip; the figures stay.
         return pages.show("base.html", context)
-    span = _span(context, since, until)
-    figures = pages.queries.figures.period(context["cluster"], span.since, span.until)
+    cluster, span = context["cluster"], _span(context, since, until)
+    # The figures of a year take PostgreSQL as long as its charts: two sessions read them at once.
+    with ThreadPoolExecutor(1, thread_name_prefix="charts") as beside:
+        charts = beside.submit(copy_context().run, _charts, pages, cluster, span)
+        figures = pages.queries.figures.period(cluster, span.since, span.until)
     context |= {
         "span": span,
         "asked": {"period": "" if span.first else context["period"], "from": since, "to": until},
         "not_understood": bool(since or until) and span.first is None,
         "reports": reports_view.reports(figures),
-        "charts": _charts(pages, context["cluster"], span),
+        "charts": charts.result(),
     }
     return pages.show("reports.html", context)
 

@@ -12,11 +12,11 @@ import msgspec
 from healer.model import BLOCK, Controller, Place, SlurmNode, SlurmSnapshot, Topology, Trouble, WatchSettings
 from healer.text import Said, joined, quoted, say, unstopped
 
-#: Slurm is polled at most this often, and for no more than a twentieth of the time, but with pauses of at
-#: most `REST_MAX_S`: a snapshot older than `stale_s` (30 s) holds everything. With a tenth of the time,
-#: polls were 10% of the requests that a slurmctld of 1,250 nodes got.
-POLL_S, REST_PER_S_SPENT = 2.0, 20
-REST_MAX_S = 10.0
+#: Slurm is polled at most this often, and for no more than a fortieth of the time, but with pauses of at
+#: most `REST_MAX_S`: a snapshot older than `stale_s` (30 s) holds everything, and one poll may fail before
+#: that. With a twentieth of the time, polls were 8% of the requests that a slurmctld of 1,250 nodes got.
+POLL_S, REST_PER_S_SPENT = 2.0, 40
+REST_MAX_S = 12.0
 #: While one of these lasts, each pause is twice as long as the one before.
 _PRESSED = frozenset({Trouble.slow, Trouble.backlog})
 

@@ -295,8 +295,12 @@ class Book:
         self._merged: dict[str, list[Incident]] = {}
         #: Findings that are only counted, by incident; written once, for a flood.
         self._to_count: dict[str, list[Finding]] = {}
+        latest = now + timedelta(seconds=rules.settle_s)
         for incident in incidents:
-            self._keep(incident)
+            if incident.settle_until <= latest:
+                self._keep(incident)
+            else:  # opened by a clock that was ahead: nothing would be decided until then
+                self.put(msgspec.structs.replace(incident, settle_until=latest))
 
     def put(self, incident: Incident) -> None:
         self._keep(incident)

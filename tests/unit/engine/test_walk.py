@@ -61,6 +61,17 @@ def settled(site: Site, seconds: float = 2) -> None:
 # --- settling -----------------------------------------------------------------------------------------------
 
 
+def test_a_clock_set_back_an_hour_delays_no_decision() -> None:
+    """The detector's host was an hour ahead when it opened the incident, and another host has taken over."""
+    site = Site(10)
+    site.look()
+    walk(site.ledger, site.rules, site.picture, site.say(1, LOST), site.now + timedelta(hours=1))
+    assert site.incident.settle_until > site.now + timedelta(minutes=59)
+    site.run_for(5)
+    assert site.node(1).drain
+    assert site.incident.settle_until <= site.now
+
+
 def test_nothing_is_decided_before_the_settling_time_and_all_is_after_it() -> None:
     site = Site(10)
     lost(site)

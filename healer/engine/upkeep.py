@@ -104,6 +104,12 @@ class Walk:
         self.facts = without_run(self.facts, run)
         return True
 
+    def cancel(self, run: str, why: Said, incident: str | None) -> None:
+        """Ends a run whose step may be under way: this record names what it has done so far."""
+        self.tx.set_run_state(run, RunState.cancelled, why=why, at=self.now)
+        self.audit("run.cancelled", f"run/{run}", run=run, reason=why, incident=incident)
+        self.runs.pop(run, None)
+
     def open_incidents(self) -> list[Incident]:
         return [incident for incident in self.work.by_id.values() if incident.is_open]
 
@@ -176,8 +182,7 @@ def _veto(walk: Walk, slot: Slot, veto: Veto) -> None:
     walk.picture.clear(veto.node, walk.now)
     walk.audit("node.vetoed", f"node/{veto.node}", why=why, incident=slot.incident)
     for name in [run.id for run in walk.runs.values() if run.node == veto.node and not run.shadow]:
-        walk.tx.set_run_state(name, RunState.cancelled, why=why, at=walk.now)
-        del walk.runs[name]
+        walk.cancel(name, why, slot.incident)
     over = {"state": IncidentState.resolved, "closed": walk.now, "updated": walk.now, "closed_why": why}
     for incident in open_incidents_on(walk.work, veto.node):
         end_restarts(walk, incident, why)
@@ -306,9 +311,7 @@ def end_restarts(walk: Walk, incident: Incident, why: Said) -> None:
     asked = _runs_under_way(walk.tx.steps_of(incident)) if restarts else frozenset[str]()
     for run in restarts:
         if run.id not in asked:
-            walk.tx.set_run_state(run.id, RunState.cancelled, why=why, at=walk.now)
-            walk.audit("run.cancelled", f"run/{run.id}", reason=why, incident=incident.id)
-            walk.runs.pop(run.id, None)
+            walk.cancel(run.id, why, incident.id)
 
 
 def _runs_under_way(log: Sequence[LogEntry]) -> frozenset[str]:

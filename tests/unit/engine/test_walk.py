@@ -588,7 +588,7 @@ def test_a_veto_of_a_walk_whose_clock_is_behind_the_workers_frees_the_slot() -> 
     for _ in range(5):
         poller.poll()
         site.run_for(1)
-    assert site.audited("node.vetoed") == 1
+    assert (site.audited("node.vetoed"), site.audited("run.cancelled")) == (1, 1)
     assert site.ledger.tables.slots == {}
 
 

@@ -7,14 +7,13 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.support.follower import BOOT, FOLLOW, PROBLEM, XID_79, Following, Hub, following, heard
+from tests.support.follower import BOOT, FOLLOW, PROBLEM, XID_79, Following, Hub, following, heard, within
 from tests.support.processes import clean_environ
 from tests.support.tls import certificates, serve_tls
 from tests.support.wait import wait_until
@@ -195,7 +194,7 @@ def test_an_empty_line_of_the_kernel_is_no_lost_one(node: Following, hub: Hub) -
 @pytest.mark.parametrize("wrong", ["null", '"many"', "[1]", "{}", "1.5"])
 def test_a_state_with_values_of_another_kind_stops_nothing(node: Following, hub: Hub, wrong: str) -> None:
     (node.spool / "follow").mkdir(parents=True, mode=0o700)
-    keys = ("boot_id", "mark", "node", "host", "lost", "renew", "segment", "offset")
+    keys = ("boot_id", "mark", "node", "host", "lost", "segment", "offset")
     state = "{" + ",".join(f'"{key}": {wrong}' for key in keys) + "}"
     (node.spool / "follow/state").write_text(state)
     node.start()
@@ -216,24 +215,6 @@ def test_while_an_nvidia_smi_hangs_it_looks_once_a_second(node: Following) -> No
         "one.smi.kill()\n"
     )
     assert within(node, script) == "1.0\n"
-
-
-def within(node: Following, script: str) -> str:
-    """What a script prints that has a follower as `one`, and its module as `follow`."""
-    made = (
-        "import importlib.machinery, importlib.util, sys, time\n"
-        "loader = importlib.machinery.SourceFileLoader('follow', sys.argv[1])\n"
-        "follow = importlib.util.module_from_spec(importlib.util.spec_from_loader('follow', loader))\n"
-        "loader.exec_module(follow)\n"
-        "conf, options = follow.read_conf(sys.argv[2]), {'--kmsg': sys.argv[3], '--proc': sys.argv[4]}\n"
-        "one = follow.Follower(conf, options)\n"
-    )
-    words = [sys.executable, "-c", made + script, node.program, str(node.conf), str(node.kmsg)]
-    done = subprocess.run(
-        [*words, str(node.folder / "proc")], env=clean_environ(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_healer_is_asked_less_often_while_it_does_not_know_the_node(node: Following) -> None:

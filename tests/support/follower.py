@@ -266,8 +266,8 @@ def heard(hub: Hub, *lines: str, timeout_s: float = 10) -> None:
     wait_until(lambda: hub.lines() == list(lines), timeout_s, what=f"{len(lines)} lines are delivered")
 
 
-def within(node: Following, script: str) -> str:
-    """What a script prints that has a follower as `one`, and its module as `follow`."""
+def within(node: Following, script: str, *before: str) -> str:
+    """What a script prints that has a follower as `one`, and its module as `follow`; `before` starts it."""
     made = (
         "import importlib.machinery, importlib.util, sys, time\n"
         "loader = importlib.machinery.SourceFileLoader('follow', sys.argv[1])\n"
@@ -276,7 +276,7 @@ def within(node: Following, script: str) -> str:
         "conf, options = follow.read_conf(sys.argv[2]), {'--kmsg': sys.argv[3], '--proc': sys.argv[4]}\n"
         "one = follow.Follower(conf, options)\n"
     )
-    words = [sys.executable, "-c", made + script, node.program, str(node.conf), str(node.kmsg)]
+    words = [*before, sys.executable, "-c", made + script, node.program, str(node.conf), str(node.kmsg)]
     done = subprocess.run(
         [*words, str(node.folder / "proc")], env=clean_environ(), capture_output=True, text=True, check=False
     )

@@ -287,6 +287,28 @@ def test_a_spoilt_line_of_the_spool_costs_no_other(
     assert node.state()["lost"] == lost
 
 
+def test_a_delivered_file_that_cannot_be_removed_blocks_none_after_it(node: Following, hub: Hub) -> None:
+    """As on a disk whose errors made it read-only for a while."""
+    folder = node.spool / "follow"
+    script = (
+        f"import os, subprocess; folder = {str(folder)!r}\n"
+        "store = one.store\n"
+        "def spooled(number):\n"
+        '    store.add(number, b\'{"line": "%d"}\' % number)\n'
+        "    store.park()\n"
+        "    return [os.path.basename(store._path(one)) for one in store.segments], len(store.memory)\n"
+        "print(spooled(1))\n"
+        "subprocess.check_call(['mount', '--bind', folder, folder])\n"
+        "subprocess.check_call(['mount', '-o', 'remount,bind,ro', folder])\n"
+        "store.done(len(store.peek()))\n"
+        "subprocess.check_call(['umount', folder])\n"
+        "print(spooled(2), store.peek())\n"
+    )
+    assert within(node, script, "unshare", "--mount") == (
+        "(['lines.1'], 0)\n(['lines.2'], 0) [b'{\"line\": \"2\"}']\n"
+    )
+
+
 def test_lines_wait_in_memory_when_the_spool_cannot_be_written(tmp_path: Path, hub: Hub) -> None:
     hub.stop()
     with following(tmp_path, hub.url, HEALER_HOOK_SPOOL="/proc/no-such-folder") as node:

@@ -846,6 +846,16 @@ def test_slurms_own_step_is_no_process_of_the_jobs_program(node: StandIns) -> No
 
 
 @pytest.mark.parametrize(
+    "other", ["/step_extern", "/job_4711/step_extern", "/user.slice/job_4711/step_extern"]
+)
+def test_a_group_that_a_user_made_hides_no_process_of_the_job(node: StandIns, other: str) -> None:
+    """Of another hierarchy, or below the group of a container that its user may write."""
+    node.process(11, "python3", cgroup=f"{SLURM_V2}\n1:name=systemd:/user.slice/user-1000.slice{other}")
+    node.process(12, "python3", cgroup=f"{SLURM_V2}{other}")
+    assert node.ask("job-recorder", "4711")["processes"] == 2
+
+
+@pytest.mark.parametrize(
     ("program", "processes", "counted"),
     [
         (

@@ -3,6 +3,7 @@
 Only a record that journald itself marks as the kernel's counts; its fields are judged by `signals.logs`.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -73,7 +74,7 @@ class JournalText:
         self._record(record.places[0], line)
 
     def read_export(self, file: Bytes) -> None:
-        for raw in self._exported(pieces(file, self._found.tally)):
+        for raw in self._exported(self._as_written(pieces(file, self._found.tally))):
             self._found.tally.lines += 1
             self._hear(_EXPORTED_HOST.findall(raw)[:1], _EXPORTED_TIME.findall(raw)[:1])
             if b"\n_TRANSPORT=kernel\n" not in b"\n" + raw + b"\n":
@@ -85,6 +86,28 @@ class JournalText:
             except BadBody as error:
                 self._found.tally.skip(say("importing.broken_record", why=str(error)[:_WHY_LETTERS]), raw)
         self._end()
+
+    def _as_written(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+        """Its bytes before Windows's line ends were put into it, up to the first field with a size: that size
+        may be wrong now, and what a program wrote into the field would pass for a record."""
+        first, why = next(parts, b""), None
+        parts = itertools.chain((first,), parts)
+        if not first.partition(b"\n")[0].endswith(b"\r"):
+            yield from parts
+            return
+        rest = b""
+        for each in itertools.chain(parts, (None,)):
+            part = (b"\r\n" if rest else b"") if each is None else each
+            *lines, rest = (rest + part).split(b"\r\n")
+            whole = list(itertools.takewhile(_is_plain_field, lines))
+            yield b"".join(line + b"\n" for line in whole)
+            if len(whole) < len(lines):
+                why = say("importing.changed_line_ends")
+            elif len(rest) > RECORD_BYTES:
+                why = say("importing.long_record", mib=RECORD_BYTES >> 20)
+            if why is not None:
+                self._found.tally.skip(why, (lines[len(whole) :] or [rest])[0][:100])
+                return
 
     def _exported(self, parts: Iterator[bytes]) -> Iterator[bytes]:
         """Records, each with its last line end. The size of a binary field is respected: text that a program
@@ -141,6 +164,11 @@ class JournalText:
 
     def _end(self) -> None:
         self._groups.close()
+
+
+def _is_plain_field(line: bytes) -> bool:
+    """Whether it is `NAME=value`, or the end of a record."""
+    return not line or (b"=" in line and b"\n" not in line)
 
 
 def _next_field(held: bytes, place: int) -> int | None:

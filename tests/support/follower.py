@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -263,3 +264,21 @@ def following(folder: Path, url: str, **settings: str) -> Iterator[Following]:
 def heard(hub: Hub, *lines: str, timeout_s: float = 10) -> None:
     """Waits until the hub has taken exactly these lines."""
     wait_until(lambda: hub.lines() == list(lines), timeout_s, what=f"{len(lines)} lines are delivered")
+
+
+def within(node: Following, script: str, *before: str) -> str:
+    """What a script prints that has a follower as `one`, and its module as `follow`; `before` starts it."""
+    made = (
+        "import importlib.machinery, importlib.util, sys, time\n"
+        "loader = importlib.machinery.SourceFileLoader('follow', sys.argv[1])\n"
+        "follow = importlib.util.module_from_spec(importlib.util.spec_from_loader('follow', loader))\n"
+        "loader.exec_module(follow)\n"
+        "conf, options = follow.read_conf(sys.argv[2]), {'--kmsg': sys.argv[3], '--proc': sys.argv[4]}\n"
+        "one = follow.Follower(conf, options)\n"
+    )
+    words = [*before, sys.executable, "-c", made + script, node.program, str(node.conf), str(node.kmsg)]
+    done = subprocess.run(
+        [*words, str(node.folder / "proc")], env=clean_environ(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

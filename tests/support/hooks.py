@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,8 @@ class Healer:
     def __init__(self, answer: Any = None) -> None:
         self.answer = {"verdict": "healthy", "may_refuse": False, "reason": ""} if answer is None else answer
         self.status = 202
+        #: In place of both, for each request: (status, answer) for its reports.
+        self.judge: Callable[[list[dict[str, Any]]], tuple[int, Any]] | None = None
         #: Of its answer; that of a refusal that is healer's own.
         self.kind = "application/problem+json"
         self.hangs = False
@@ -44,8 +46,15 @@ class Healer:
                 if outer.hangs:
                     outer._over.wait(20)
                     return
-                body = outer.answer if isinstance(outer.answer, bytes) else json.dumps(outer.answer).encode()
-                self.send_response(outer.status)
+                status, answer = outer.status, outer.answer
+                if outer.judge is not None:
+                    status, answer = outer.judge(outer.requests[-1][2])
+                body = (
+                    answer
+                    if isinstance(answer, bytes)
+                    else json.dumps(answer, separators=(",", ":")).encode()
+                )
+                self.send_response(status)
                 self.send_header("Content-Type", outer.kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

@@ -88,6 +88,8 @@ _KNOWN = 20_000
 #: The lifetime of a node's enrolled token, which the follower renews long before, and of replaced ones.
 ENROLLED_FOR = timedelta(days=90)
 GRACE = timedelta(minutes=10)
+#: Letters of an enrolled token's id. All other ids are shorter: the follower renews tokens with this many.
+ENROLLED_ID = 24
 #: The audit's verb where a node that had enrolled got a token without showing the one before.
 ENROLLED_AGAIN = "token.enrolled-again"
 #: Enrolments in an hour: of a node; of a job the same, or this for each of its nodes.
@@ -369,7 +371,7 @@ class _Enrolment:
         """The id is derived from the nonce, so the primary key refuses a reused credential (Conflict)."""
         prefix = "enroll job" if self.kind == "job" else "enroll"
         seed = f"{prefix}\0{self.cluster}\0{self.subject}\0{self.nonce}"
-        identity = hashlib.sha256(seed.encode()).hexdigest()[:24]
+        identity = hashlib.sha256(seed.encode()).hexdigest()[:ENROLLED_ID]
         secret = f"heal_{identity}_{secrets.token_urlsafe(32)}"
         bound = {self.kind: self.subject, "cluster": self.cluster}
         new = _insert(identity, stored(self.key, secret), Role.signals, self.name, now).values(

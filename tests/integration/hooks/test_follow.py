@@ -7,14 +7,13 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.support.follower import BOOT, FOLLOW, PROBLEM, XID_79, Following, Hub, following, heard
+from tests.support.follower import BOOT, FOLLOW, PROBLEM, XID_79, Following, Hub, following, heard, within
 from tests.support.processes import clean_environ
 from tests.support.tls import certificates, serve_tls
 from tests.support.wait import wait_until
@@ -195,7 +194,7 @@ def test_an_empty_line_of_the_kernel_is_no_lost_one(node: Following, hub: Hub) -
 @pytest.mark.parametrize("wrong", ["null", '"many"', "[1]", "{}", "1.5"])
 def test_a_state_with_values_of_another_kind_stops_nothing(node: Following, hub: Hub, wrong: str) -> None:
     (node.spool / "follow").mkdir(parents=True, mode=0o700)
-    keys = ("boot_id", "mark", "node", "host", "lost", "renew", "segment", "offset")
+    keys = ("boot_id", "mark", "node", "host", "lost", "segment", "offset")
     state = "{" + ",".join(f'"{key}": {wrong}' for key in keys) + "}"
     (node.spool / "follow/state").write_text(state)
     node.start()
@@ -216,24 +215,6 @@ def test_while_an_nvidia_smi_hangs_it_looks_once_a_second(node: Following) -> No
         "one.smi.kill()\n"
     )
     assert within(node, script) == "1.0\n"
-
-
-def within(node: Following, script: str) -> str:
-    """What a script prints that has a follower as `one`, and its module as `follow`."""
-    made = (
-        "import importlib.machinery, importlib.util, sys, time\n"
-        "loader = importlib.machinery.SourceFileLoader('follow', sys.argv[1])\n"
-        "follow = importlib.util.module_from_spec(importlib.util.spec_from_loader('follow', loader))\n"
-        "loader.exec_module(follow)\n"
-        "conf, options = follow.read_conf(sys.argv[2]), {'--kmsg': sys.argv[3], '--proc': sys.argv[4]}\n"
-        "one = follow.Follower(conf, options)\n"
-    )
-    words = [sys.executable, "-c", made + script, node.program, str(node.conf), str(node.kmsg)]
-    done = subprocess.run(
-        [*words, str(node.folder / "proc")], env=clean_environ(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_healer_is_asked_less_often_while_it_does_not_know_the_node(node: Following) -> None:
@@ -304,6 +285,28 @@ def test_a_spoilt_line_of_the_spool_costs_no_other(
     wait_until(lambda: not (folder / "lines.1").exists(), 10, what="the spool is empty")
     node.stop()
     assert node.state()["lost"] == lost
+
+
+def test_a_delivered_file_that_cannot_be_removed_blocks_none_after_it(node: Following, hub: Hub) -> None:
+    """As on a disk whose errors made it read-only for a while."""
+    folder = node.spool / "follow"
+    script = (
+        f"import os, subprocess; folder = {str(folder)!r}\n"
+        "store = one.store\n"
+        "def spooled(number):\n"
+        '    store.add(number, b\'{"line": "%d"}\' % number)\n'
+        "    store.park()\n"
+        "    return [os.path.basename(store._path(one)) for one in store.segments], len(store.memory)\n"
+        "print(spooled(1))\n"
+        "subprocess.check_call(['mount', '--bind', folder, folder])\n"
+        "subprocess.check_call(['mount', '-o', 'remount,bind,ro', folder])\n"
+        "store.done(len(store.peek()))\n"
+        "subprocess.check_call(['umount', folder])\n"
+        "print(spooled(2), store.peek())\n"
+    )
+    assert within(node, script, "unshare", "--mount") == (
+        "(['lines.1'], 0)\n(['lines.2'], 0) [b'{\"line\": \"2\"}']\n"
+    )
 
 
 def test_lines_wait_in_memory_when_the_spool_cannot_be_written(tmp_path: Path, hub: Hub) -> None:

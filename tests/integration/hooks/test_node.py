@@ -14,6 +14,7 @@ import time
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from threading import Barrier, Thread
 from types import ModuleType
 from unittest import mock
 
@@ -171,6 +172,32 @@ def test_a_line_that_the_disk_takes_half_of_is_no_record(program: ModuleType, tm
         assert log.say("begins", verb="gpu-reset")
         with mock.patch.object(program.os, "write", lambda fd, line: len(line) // 2):
             assert not log.say("begins", verb="gpu-reset")
+
+
+def test_calls_that_find_the_log_full_lose_nothing_of_it(program: ModuleType, tmp_path: Path) -> None:
+    """The second one would rename the new log over the old one, or find none to rename and change nothing."""
+    old, full, written = tmp_path / "log.1", "x" * 2000 + "\n", list[bool]()
+
+    def call(start: Barrier) -> None:
+        log = program.Log(str(tmp_path / "log"), {})
+        start.wait()
+        written.extend(log.say("begins") for _ in range(3))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with mock.patch.object(program.syslog, "syslog"), mock.patch.object(program, "LOG_BYTES", 1500):
+            for _ in range(300):
+                (tmp_path / "log").write_text(full)
+                calls = [Thread(target=call, args=(start,)) for start in [Barrier(3)] * 3]
+                for one in calls:
+                    one.start()
+                for one in calls:
+                    one.join()
+                assert old.read_text().startswith(full)
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(written) and len(written) == 300 * 9
 
 
 # --- services
@@ -816,6 +843,16 @@ def test_slurms_own_step_is_no_process_of_the_jobs_program(node: StandIns) -> No
     node.process(12, "python3", cgroup=SLURM_V2)
     assert node.ask("job-recorder", "4711")["processes"] == 1
     assert node.asked("scontrol") == [], "the cgroups say it"
+
+
+@pytest.mark.parametrize(
+    "other", ["/step_extern", "/job_4711/step_extern", "/user.slice/job_4711/step_extern"]
+)
+def test_a_group_that_a_user_made_hides_no_process_of_the_job(node: StandIns, other: str) -> None:
+    """Of another hierarchy, or below the group of a container that its user may write."""
+    node.process(11, "python3", cgroup=f"{SLURM_V2}\n1:name=systemd:/user.slice/user-1000.slice{other}")
+    node.process(12, "python3", cgroup=f"{SLURM_V2}{other}")
+    assert node.ask("job-recorder", "4711")["processes"] == 2
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from tests.support.hooks import FATAL, LOST, Healer, HookNode, life, unused_url
 
 pytestmark = pytest.mark.heavy
 
+ANSWER = {"verdict": "healthy", "may_refuse": False, "reason": "", "rejected": []}
+
 
 @pytest.fixture
 def healer() -> Iterator[Healer]:
@@ -165,3 +167,64 @@ def test_links_and_pipes_in_the_folder_are_not_followed(
     assert secret.read_text() == '{"id":"secret"}'
     cursor = node.spool / "cursor"
     assert not cursor.is_symlink() and cursor.read_text().endswith(" 1\n")
+
+
+def taken(healer: Healer) -> list[str]:
+    """Ids of the reports of the requests that the hub's judge took, oldest first."""
+    assert healer.judge is not None
+    sent = [reports for _, _, reports in healer.requests if healer.judge(reports)[0] == 202]
+    return [report["id"] for reports in sent for report in reports]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_report_that_healer_cannot_read_costs_no_other(node: HookNode, healer: Healer, status: int) -> None:
+    """healer refuses a request as a whole for one such report."""
+    for job in range(1, 8):
+        away(node, life(job, 0))
+    spoilt = sorted(node.spool.glob("*.json"))[4]
+    healer.judge = lambda reports: (status if any(one["id"] == "5.0" for one in reports) else 202, ANSWER)
+    done = node.run("prolog", environ=life(8, 0))
+    assert taken(healer) == ["8.0", "1.0", "2.0", "3.0", "4.0", "6.0", "7.0"]
+    assert (
+        node.spooled == []
+        and f"{spoilt.name} was dropped: healer rejected the report ({status})" in done.stdout
+    )
+
+
+def test_a_report_of_a_node_that_healer_does_not_know_yet_is_kept(node: HookNode, healer: Healer) -> None:
+    node.kernel(FATAL)
+    away(node, life(1, 0))
+    unknown = [
+        {"index": number, "reason": "node: gpu0001 is not a node of cluster pod1"} for number in (0, 1)
+    ]
+    healer.judge = lambda _: (202, ANSWER | {"rejected": unknown})
+    done = node.run("prolog", environ=life(2, 0))
+    assert done.returncode == 0 and "node: gpu0001 is not a node" in done.stdout
+    assert [report["id"] for report in node.spooled] == ["1.0", "2.0"]
+    healer.judge = None
+    node.run("prolog", environ=life(3, 0))
+    assert [report["id"] for report in healer.reports][-3:] == ["1.0", "2.0", "3.0"] and node.spooled == []
+
+
+def test_a_report_of_a_node_that_healer_never_knows_is_kept_for_a_day(node: HookNode, healer: Healer) -> None:
+    away(node, life(1, 0))
+    (old,) = node.spool.glob("*.json")
+    os.utime(old, (1_000_000_000, 1_000_000_000))
+    healer.judge = lambda _: (202, ANSWER | {"rejected": [{"index": 0, "reason": "node: gpu0001 is not"}]})
+    done = node.run("prolog", environ=life(2, 0))
+    assert node.spooled == [] and f"{old.name} was dropped: node: gpu0001 is not" in done.stdout
+
+
+def test_a_rejected_report_is_dropped_by_name_and_the_others_count(node: HookNode, healer: Healer) -> None:
+    away(node, life(1, 0))
+    (spoilt,) = node.spool.glob("*.json")
+    permit = {"verdict": "isolate", "may_refuse": True, "reason": "healer:gpu-lost inc:1"}
+    healer.judge = lambda _: (202, permit | {"rejected": [{"index": 0, "reason": "checks: too long"}]})
+    done = node.run("prolog", environ=life(2, 0))
+    assert done.returncode == 1 and done.stdout == "healer-hook: healer:gpu-lost inc:1\n"
+    assert node.spooled == [] and not spoilt.exists()
+    away(node, life(3, 0))
+    (spoilt,) = node.spool.glob("*.json")
+    healer.judge = lambda _: (202, ANSWER | {"rejected": [{"index": 0, "reason": "checks: too long"}]})
+    done = node.run("prolog", environ=life(4, 0))
+    assert f"{spoilt.name} was dropped: checks: too long" in done.stdout

@@ -17,11 +17,12 @@ import sqlalchemy as sa
 
 from healer.adapters.munge import Munge
 from healer.adapters.postgres.tables import messages, tokens
-from healer.adapters.postgres.tokens import PostgresTokens, enrolled_again
+from healer.adapters.postgres.tokens import ENROLLED_ID, PostgresTokens, enrolled_again
 from healer.api.door import REFUSALS_PER_MIN
 from healer.api.enroll_routes import named, wrong_host
 from healer.model import Role, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.request_errors import Unavailable
+from healer.ports.service_accounts import id_in
 from healer.processes.scheduler import enrolment_watch
 from tests.support.api import CLUSTER, XID_79, Api, serving, snapshot
 from tests.support.ledgers import PostgresBench
@@ -286,7 +287,8 @@ def test_nodes_that_enrol_again_page_once_a_day_together(fresh_database: sa.Engi
 
 def test_a_token_made_by_a_person_is_not_replaced(cluster: Cluster) -> None:
     own = cluster.api.token(Role.signals, node="gpu0001", cluster=CLUSTER)
-    cluster.enroll()
+    enrolled = cluster.enroll().json()["token"]
+    assert len(id_in(own)) < ENROLLED_ID == len(id_in(enrolled)), "so the follower does not renew it either"
     row = next(row for row in cluster.api.tokens.all() if row.id == own.split("_")[1])
     assert row.expires_at is None
 

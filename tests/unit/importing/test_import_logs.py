@@ -637,6 +637,36 @@ def test_a_long_record_of_an_export_costs_itself(tmp_path: Path, dump: bytes) ->
     }
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_an_export_with_the_line_ends_of_windows_is_read(tmp_path: Path, encoding: str) -> None:
+    """As `ssh gpu0001 journalctl -o export > file` of PowerShell writes it."""
+    base = {"__REALTIME_TIMESTAMP": b"1795640193000000", "_HOSTNAME": b"gpu0001", "_BOOT_ID": b"a" * 32}
+    other = exported(base | {"_TRANSPORT": b"stdout", "MESSAGE": b"hello\r"})
+    record = exported(base | {"_TRANSPORT": b"kernel", "SYSLOG_FACILITY": b"0", "MESSAGE": XID.encode()})
+    later = record.replace(b"1795640193", b"1795640199").replace(b"gpu0001", b"gpu0003")
+    export = tmp_path / "export"
+    text = (other + record + b"_FILL=" + b"x" * (3 << 20) + b"\n\n" + later).decode()
+    export.write_bytes(text.replace("\n", "\r\n").encode(encoding))
+    done, entries = imported(tmp_path, export)
+    assert [node for node, _ in kernel_lines(entries)] == ["gpu0001", "gpu0003"]
+    assert (done.sources[0].lines, done.sources[0].plain, done.sources[0].skipped) == (4, 2, {})
+
+
+@pytest.mark.parametrize("ends", [b"\r\n", b"\n"])
+def test_behind_a_size_that_changed_line_ends_made_wrong_nothing_is_read(tmp_path: Path, ends: bytes) -> None:
+    """What a program wrote into the field could pass for a record of the kernel."""
+    head = b"__REALTIME_TIMESTAMP=1795640193000000\n_HOSTNAME=gpu0002\n"
+    true = head + b"_TRANSPORT=kernel\nMESSAGE=" + XID.encode() + b"\n\n"
+    inner = b"hello\n\n" + true.replace(b"gpu0002", b"gpu0009")
+    forged = head + b"_TRANSPORT=stdout\nMESSAGE\n" + len(inner).to_bytes(8, "little") + inner + b"\n\n"
+    export = tmp_path / "export"
+    export.write_bytes(true.replace(b"\n", b"\r\n") + (forged + true).replace(b"\n", ends))
+    done, entries = imported(tmp_path, export)
+    assert [node for node, _ in kernel_lines(entries)] == ["gpu0002"]
+    (why,) = done.sources[0].skipped
+    assert "its line ends were changed to those of Windows" in why
+
+
 def test_an_export_says_on_which_days_its_hosts_wrote(tmp_path: Path) -> None:
     fields = {"_HOSTNAME": b"gpu0001", "_TRANSPORT": b"syslog", "MESSAGE": b"hello"}
     days = [b"1795640193000000", b"1795726593000000"]

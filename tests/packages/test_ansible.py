@@ -24,7 +24,8 @@ from tests.support.wait import wait_until
 COLLECTION = ROOT / "deploy/ansible"
 WANTED = Path(__file__).with_name("ansible.txt")
 SECRET = "ab" * 32
-RECAP = re.compile(r"changed=(\d+) +unreachable=0 +failed=(\d+)")
+ONE = "[healer_server]\nmachine\n[healer_nodes]\nmachine\n"
+RECAP = re.compile(r"^machine .* changed=(\d+) +unreachable=0 +failed=(\d+)", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -88,32 +89,35 @@ class Site:
             "dgst -sha256 -sign ../package.key -out SHA256SUMS.sig SHA256SUMS",
         ):
             subprocess.run(["openssl", *words.split()], cwd=release, capture_output=True, check=True)
-        self._packages = {
-            each.name.partition("_")[0]: f"/srv/site/release/{each.name}" for each in release.glob("*.deb")
+        self.packages = {
+            each.name.partition("_")[0]: f"release/{each.name}" for each in release.glob("*.deb")
         }
-        (folder / "inventory").write_text(
-            "[healer_server]\nmachine\n[healer_nodes]\nmachine\n[all:vars]\nansible_connection=local\n"
-            "ansible_python_interpreter=/usr/bin/python3\n"
-        )
+        self.inventory(ONE)
 
-    def play(self, **given: object) -> tuple[int, int, str]:
-        """How many tasks changed something, how many failed, and what was printed."""
+    def inventory(self, groups: str) -> None:
+        of_all = "[all:vars]\nansible_connection=local\nansible_python_interpreter=/usr/bin/python3\n"
+        (self.machine.folder / "inventory").write_text(groups + of_all)
+
+    def play(self, *options: str, **given: object) -> tuple[int, int, str]:
+        """How many tasks changed something, how many failed, and what was printed. A value of None is not
+        given; files are named from the folder where it is called, as in README.md."""
         values = {
-            "healer_release_key": "/srv/site/package.pub",
-            "healer_server_package": self._packages["healer"],
-            "healer_server_rules": "/srv/site/rules",
+            "healer_release_key": "package.pub",
+            "healer_server_package": self.packages["healer"],
+            "healer_server_rules": "rules",
             "healer_server_settings": {"HEALER_GUARD_MAX_NODES": 4, "HEALER_MODE": "shadow"},
             "healer_server_credentials": {"api/token-key": SECRET},
-            "healer_node_package": self._packages["healer-node"],
+            "healer_node_package": self.packages["healer-node"],
             "healer_node_settings": {"HEALER_URL": "http://127.0.0.1:8080"},
             "healer_node_token": "hl_0123456789abcdef",
         }
-        (self.machine.folder / "values.json").write_text(json.dumps(values | given))
+        said_values = {name: value for name, value in (values | given).items() if value is not None}
+        (self.machine.folder / "values.json").write_text(json.dumps(said_values))
         done = self.machine.execute(
-            "env", "PYTHONPATH=/srv/site/tools", "ANSIBLE_COLLECTIONS_PATH=/srv/site/collections",
-            "LC_ALL=C.UTF-8",
-            "python3.11", "-m", "ansible", "playbook", "-i", "/srv/site/inventory", "healer.healer.site",
-            "-e", "@/srv/site/values.json",
+            "env", "--chdir=/srv/site", "PYTHONPATH=/srv/site/tools",
+            "ANSIBLE_COLLECTIONS_PATH=/srv/site/collections", "LC_ALL=C.UTF-8",
+            "python3.11", "-m", "ansible", "playbook", "-i", "inventory", "healer.healer.site",
+            "-e", "@values.json", *options,
         )  # fmt: skip
         said = done.stdout + done.stderr
         recap = RECAP.search(said)
@@ -131,10 +135,27 @@ def site(builds: Builds, tools: Path) -> Iterator[Site]:
 def test_a_package_that_was_not_released_is_installed_nowhere(site: Site) -> None:
     other = site.machine.folder / "release/other_1_all.deb"
     other.write_bytes(b"!<arch>\n")
-    changed, failed, said = site.play(healer_server_package=f"/srv/site/release/{other.name}")
-    other.unlink()
+    changed, failed, said = site.play(healer_server_package=f"release/{other.name}")
     assert (changed, failed) == (0, 1) and "has the sum of the release" in said
+    # A second node with a package of its own, beside one whose package is the release's.
+    of_release = site.packages["healer-node"]
+    site.inventory(
+        f"[healer_nodes]\nfirst healer_node_package={of_release}\n"
+        f"machine healer_node_package=release/{other.name}\n"
+    )
+    changed, failed, said = site.play("--check", healer_node_package=None)
+    site.inventory(ONE)
+    other.unlink()
+    assert (changed, failed) == (0, 1), said
     assert site.machine.execute("test", "-e", "/var/cache/healer-packages").returncode == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a machine")
+def test_check_mode_passes_on_a_new_machine_and_changes_nothing(site: Site) -> None:
+    changed, failed, said = site.play("--check")
+    assert changed > 0 and failed == 0, said
+    for path in ("/var/cache/healer-packages", "/etc/healer"):
+        assert site.machine.execute("test", "-e", path).returncode == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a machine")
@@ -155,6 +176,7 @@ def test_server_and_node_are_installed_and_a_second_play_changes_nothing(site: S
     assert [line.split()[1] for line in modes.splitlines()] == ["644", "700", "600", "600", "644"]
     assert "HEALER_GUARD_MAX_NODES = 4" in machine.run("cat", "/etc/healer/healer.toml")
     assert machine.run("cat", "/etc/healer/rules/scrape.yaml").endswith("# of the site\n")
+    assert machine.run("healer", "rules", "check").startswith("/etc/healer/rules: "), "healer reads them"
     assert machine.run("cat", "/etc/healer/hook.conf").endswith("HEALER_URL=http://127.0.0.1:8080\n")
     assert SECRET not in said and "hl_0123456789abcdef" not in said
 
@@ -172,7 +194,31 @@ def test_a_changed_setting_restarts_and_a_wrong_rule_fails_the_play(site: Site) 
     rule = site.machine.folder / "rules/scrape.yaml"
     well = rule.read_text()
     rule.write_text("targets: 1\n")
+    before = site.machine.run(*show)
     for _ in ("copied", "there already"):
-        _, failed, said = site.play(healer_server_settings={"HEALER_MODE": "off"})
+        _, failed, said = site.play(healer_server_settings={"HEALER_MODE": "shadow"})
         assert failed == 1 and "Check the rules" in said
     rule.write_text(well)
+    _, failed, said = site.play(healer_server_settings={"HEALER_MODE": "shadow"})
+    assert failed == 0 and site.machine.run(*show) != before, f"the settings count now: {said}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a machine")
+def test_the_other_form_starts_after_the_first_has_stopped_and_a_failed_upgrade_loses_no_restart(
+    site: Site,
+) -> None:
+    def since(name: str, unit: str) -> int:
+        return int(site.machine.run("systemctl", "show", f"--property={name}Monotonic", "--value", unit))
+
+    target = {"healer_server_unit": "healer.target"}
+    _, failed, said = site.play(**target)
+    assert failed == 0, said
+    started = since("ActiveEnterTimestamp", "healer.target")
+    assert since("InactiveEnterTimestamp", "healer.service") < started, "never two workers at once"
+    # Its database does not answer.
+    owner = {"upgrade/database-url": "postgresql://healer@127.0.0.1:9/healer"}
+    secrets = {"healer_server_credentials": {"api/token-key": SECRET} | owner}
+    for _ in ("the secret is new", "nothing is"):
+        _, failed, said = site.play(**target, **secrets)
+        assert failed == 1 and "Upgrade the database" in said, said
+    assert since("ActiveEnterTimestamp", "healer.target") > started, "the new secrets count"

@@ -194,3 +194,34 @@ def test_the_scripts_are_scripts(built: Built, name: str) -> None:
     for tree in (built.server, built.node):
         if (tree / "DEBIAN" / name).exists():
             subprocess.run(["sh", "-n", tree / "DEBIAN" / name], check=True)
+
+
+#: A function of a package, where systemd notes what is asked of it. $1: script, $2: folder, $3: function.
+_ASKED = """
+. "$1"
+WANTS=$2 RAN=$2/ran noted=$2/$3
+systemd_runs() { :; }
+systemctl() {
+    case $1 in
+    list-*) printf 'healer%s.service enabled\\n' '' -api -follow -nvhcd ;;
+    *) echo "$*" >>"$noted" ;;
+    esac
+}
+"$3"
+"""
+
+
+def test_each_package_stops_its_own_units_alone(tmp_path: Path) -> None:
+    def asked(script: str, function: str) -> set[str]:
+        words = [ROOT / "deploy/packages/scripts" / script, tmp_path, function]
+        subprocess.run(["sh", "-c", _ASKED, "sh", *words], check=True)
+        return set((tmp_path / function).read_text().split())
+
+    server, node = {"healer.service", "healer-api.service"}, {"healer-follow.service", "healer-nvhcd.service"}
+    wanted = tmp_path / "healer-nvhcd.service"
+    wanted.symlink_to("/usr/lib/systemd/system/healer-nvhcd.service")
+    assert asked("healer.sh", "stop_for_good") & (server | node) == server
+    assert asked("healer.sh", "stop_for_upgrade") & (server | node) == server
+    (tmp_path / "stop_for_good").unlink()
+    assert asked("healer-node.sh", "stop_for_good") & (server | node) == node
+    assert not wanted.is_symlink()

@@ -4,13 +4,15 @@ LIB=/usr/lib/healer
 SHARE=/usr/share/healer-node
 CONF=/etc/healer/hook.conf
 UNIT=healer-follow.service
-LINK=/etc/systemd/system/multi-user.target.wants/$UNIT
+# Off until the site enables it.
+EXTRA=healer-nvhcd.service
+WANTS=/etc/systemd/system/multi-user.target.wants
 
 systemd_runs() { [ -d /run/systemd/system ]; }
 
 first() { # the same as systemctl enable, in an image too
-    mkdir -p "${LINK%/*}"
-    ln -sf "/usr/lib/systemd/system/$UNIT" "$LINK"
+    mkdir -p "$WANTS"
+    ln -sf "/usr/lib/systemd/system/$UNIT" "$WANTS/$UNIT"
 }
 
 set_up() {
@@ -23,16 +25,17 @@ set_up() {
     done
     systemd_runs || return 0
     systemctl daemon-reload
+    systemctl try-restart "$EXTRA" || true
     if grep -q '^HEALER_URL=.' "$CONF"; then
-        [ ! -L "$LINK" ] || systemctl restart "$UNIT" || true
+        [ ! -L "$WANTS/$UNIT" ] || systemctl restart "$UNIT" || true
     else
         echo "healer-node: set HEALER_URL in $CONF, then: systemctl start healer-follow"
     fi
 }
 
 stop_for_good() {
-    ! systemd_runs || systemctl disable --now "$UNIT" >/dev/null 2>&1 || true
-    rm -f "$LINK"
+    ! systemd_runs || systemctl disable --now "$UNIT" "$EXTRA" >/dev/null 2>&1 || true
+    rm -f "$WANTS/$UNIT" "$WANTS/$EXTRA"
 }
 
 gone() {

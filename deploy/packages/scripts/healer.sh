@@ -11,7 +11,7 @@ stop_for_upgrade() {
     systemd_runs || return 0
     systemctl list-units --plain --no-legend --full --state=active,activating,reloading \
         healer.service healer.target 'healer-*.service' |
-        awk '$1 !~ /^healer-(follow|upgrade)\.service$/ {print $1}' >"$RAN"
+        awk '$1 !~ /^healer-(follow|nvhcd|upgrade)\.service$/ {print $1}' >"$RAN"
     # shellcheck disable=SC2046 # one word per unit
     [ ! -s "$RAN" ] || systemctl stop $(cat "$RAN")
 }
@@ -43,7 +43,7 @@ start_again() {
 stop_for_good() {
     systemd_runs || return 0
     units=$(systemctl list-unit-files --plain --no-legend healer.service healer.target 'healer-*.service' 'healer-*.timer' |
-        awk '$1 !~ /^healer-follow\.service$/ {print $1}')
+        awk '$1 !~ /^healer-(follow|nvhcd)\.service$/ {print $1}')
     # shellcheck disable=SC2086 # one word per unit
     systemctl disable --now $units >/dev/null 2>&1 || true
 }

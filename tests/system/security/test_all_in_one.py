@@ -185,3 +185,16 @@ def main_of(site: Site) -> int:
         return site.machine.main_pid("")
     except AssertionError:
         return 0
+
+
+def test_the_two_forms_never_run_at_once(site: Site) -> None:
+    """Each would have a worker that acts."""
+    run = site.machine.run
+    forms = ("healer.service", "healer.target")
+    for wanted, other in (forms[::-1], forms):
+        run("systemctl", "start", wanted)
+        states = {unit: run("systemctl", "is-active", unit, check=False).strip() for unit in forms}
+        assert states == {wanted: "active", other: "inactive"}
+    after = run("systemctl", "show", "--property=After", "--value", "healer.service").split()
+    wants = run("systemctl", "show", "--property=Wants", "--value", "healer.target").split()
+    assert set(wants) <= set(after), "it starts when every part has stopped"

@@ -572,6 +572,19 @@ def test_the_map_speaks_and_opens_a_node(browser: Browser, url: str) -> None:
     expect(page.locator("h1")).to_have_text("gpu0002")
 
 
+def test_enter_shows_the_moment_under_the_slider_where_the_browser_sends_no_form_by_it(
+    browser: Browser, url: str
+) -> None:
+    """Firefox sends no form by Enter on a slider. An event of a script has no default: so it is here, too."""
+    page = open_page(browser, url)
+    page.goto(url + "/")
+    slider = page.locator("#at")
+    for _ in range(6):
+        slider.press("ArrowLeft")
+    slider.dispatch_event("keydown", {"key": "Enter", "bubbles": True})
+    expect(page).to_have_url(f"{url}/?at=2026-11-20T02%3A45Z")
+
+
 def test_only_changed_cells_are_redrawn_and_a_rack_has_its_own_page(
     browser: Browser, site: Site, url: str
 ) -> None:

@@ -123,6 +123,16 @@ def test_a_printed_incident_has_the_guards_of_each_decision(browser: Browser, si
         expect(screen.locator("visible=true")).to_have_count(0)
 
 
+def test_a_tag_of_two_lines_begins_on_the_first_line_of_its_row(browser: Browser, url: str) -> None:
+    """By its last line it pushes the other cells down: in Firefox over the edge of the row."""
+    page = open_page(browser, url, width=1268)
+    page.goto(url + "/nodes/pod1/gpu0001")
+    row = page.locator(".list tbody tr").first
+    tag, severity = row.locator(".tag").bounding_box(), row.locator(".sev").bounding_box()
+    assert tag and severity and tag["height"] > 30
+    assert abs(tag["y"] - severity["y"]) < 6
+
+
 def test_forced_colors_leave_what_only_a_color_shows(browser: Browser, url: str) -> None:
     page = open_page(browser, url)
     page.emulate_media(forced_colors="active")

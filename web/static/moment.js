@@ -8,6 +8,11 @@
     slider.form.querySelector("output").textContent = text;
     slider.setAttribute("aria-valuetext", text);
   });
-  // A pointer lets go once; arrow keys go on, and Enter or the button follows them.
+  // A pointer lets go once; arrow keys go on, and Enter or the button follows them. Firefox sends no form by it.
   slider.addEventListener("pointerup", () => { if (slider.value !== slider.defaultValue) slider.form.requestSubmit(); });
+  slider.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    slider.form.requestSubmit();
+  });
 })();

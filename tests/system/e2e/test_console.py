@@ -123,6 +123,16 @@ def test_a_printed_incident_has_the_guards_of_each_decision(browser: Browser, si
         expect(screen.locator("visible=true")).to_have_count(0)
 
 
+def test_a_tag_of_two_lines_begins_on_the_first_line_of_its_row(browser: Browser, url: str) -> None:
+    """By its last line it pushes the other cells down: in Firefox over the edge of the row."""
+    page = open_page(browser, url, width=1268)
+    page.goto(url + "/nodes/pod1/gpu0001")
+    row = page.locator(".list tbody tr").first
+    tag, severity = row.locator(".tag").bounding_box(), row.locator(".sev").bounding_box()
+    assert tag and severity and tag["height"] > 30
+    assert abs(tag["y"] - severity["y"]) < 6
+
+
 def test_forced_colors_leave_what_only_a_color_shows(browser: Browser, url: str) -> None:
     page = open_page(browser, url)
     page.emulate_media(forced_colors="active")
@@ -570,6 +580,19 @@ def test_the_map_speaks_and_opens_a_node(browser: Browser, url: str) -> None:
     expect(page.locator("#say")).to_contain_text("gpu0002: in service, busy")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("gpu0002")
+
+
+def test_enter_shows_the_moment_under_the_slider_where_the_browser_sends_no_form_by_it(
+    browser: Browser, url: str
+) -> None:
+    """Firefox sends no form by Enter on a slider. An event of a script has no default: so it is here, too."""
+    page = open_page(browser, url)
+    page.goto(url + "/")
+    slider = page.locator("#at")
+    for _ in range(6):
+        slider.press("ArrowLeft")
+    slider.dispatch_event("keydown", {"key": "Enter", "bubbles": True})
+    expect(page).to_have_url(f"{url}/?at=2026-11-20T02%3A45Z")
 
 
 def test_only_changed_cells_are_redrawn_and_a_rack_has_its_own_page(

@@ -198,6 +198,7 @@ def start_run(
     _check_target(playbook, body)
     confine(request, caller, cluster=cluster, node=body.node, job=body.job)
     _check_level(request, caller, playbook, cluster)
+    _check_place(request, cluster, body.node)
     check_fresh(services, caller, playbook)
     _check_reach(request, caller, restart=body.restart, nodes=body.inputs.get("nodes"))
     wanted = RunRequest(
@@ -425,8 +426,8 @@ def _check_pause(services: Services, caller: Caller, request: Request, body: Pau
     _check_place(request, _pause_cluster(services, caller, body), node, partition)
 
 
-def _check_place(request: Request, cluster: str | None, node: str | None, partition: str | None) -> None:
-    """404 for what certainly does not exist: a misspelt pause would seem to be in force, but hold nothing."""
+def _check_place(request: Request, cluster: str | None, node: str | None) -> None:
+    """404 for what certainly does not exist: a misspelt pause would hold nothing, and a run never start."""
     services = services_of(request)
     if cluster is not None and cluster not in (services.clusters or (services.cluster,)):
         raise NotFound(say("api.acting_routes_there_no_cluster", cluster=cluster))

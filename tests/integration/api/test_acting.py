@@ -44,6 +44,19 @@ def test_a_hold_is_a_run_in_state_held(served: Served) -> None:
     assert "Location" in answer.headers
 
 
+def test_a_run_on_a_node_that_slurm_does_not_have_is_refused(served: Served) -> None:
+    api, client = served
+    headers = api.headers("operator", name="ann")
+    for playbook in ("drain", "resume"):
+        refused = client.post(
+            f"/api/v1/playbooks/{playbook}/runs", json={"node": "gpu1", "reason": "x"}, headers=headers
+        )
+        assert (refused.status_code, "has no node gpu1" in refused.text) == (404, True), playbook
+    dry = client.post(DRAIN, json={"node": "gpu1", "dry_run": True}, headers=headers)
+    assert (dry.status_code, "has no node gpu1" in dry.text) == (404, True)
+    assert client.get("/api/v1/runs", headers=headers).json()["items"] == []
+
+
 def test_a_refusal_names_the_guard_and_its_figures(served: Served) -> None:
     api, client = served
     api.slurm.person_drain("gpu0004", "PSU", "bob")

@@ -301,7 +301,7 @@ def _on_run(
     id: str,
     body: Reason,
     verb: str,
-    **more: str | Sequence[str] | datetime | None,
+    **more: str | int | Sequence[str] | datetime | None,
 ) -> Response:
     services = services_of(request)
     run = services.queries.runs.find(id)
@@ -350,8 +350,9 @@ def cancel(request: Request, caller: Operator, id: Id, body: Reason) -> Response
 
 @router.post("/runs/{id}/retry", responses=answers(Run, "the run goes on"))
 def retry(request: Request, caller: Operator, id: Id, body: RetryBody) -> Response:
-    """Lets a stuck run go on where it stopped; with `step` one that is stuck or waits goes back to there."""
-    return _on_run(request, caller, id, body, "retry", step=body.step)
+    """Lets a stuck run go on where it stopped; with `step` one that is stuck or waits goes back to there.
+    `epoch` names the failure that you saw."""
+    return _on_run(request, caller, id, body, "retry", step=body.step, epoch=body.epoch)
 
 
 @router.post("/runs/{id}/undo", responses=answers(Run, "the run takes back what it did"))

@@ -140,12 +140,14 @@ class ApproveBody(Reason):
 
 
 class RetryBody(Reason):
-    """`step`: go back to this step, and repeat it and all after it."""
+    """`step`: go back to this step, and repeat it and all after it. `epoch`, as the run showed it, names the
+    failure that you saw: 409 if the run has gone on since."""
 
     # Part of its name in the OpenAPI document, from which clients are generated: there are two of this name.
     __module__ = "healer.api.bodies"
 
     step: Word | None = None
+    epoch: int | None = None
 
 
 class ModeBody(Body):

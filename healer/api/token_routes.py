@@ -61,8 +61,9 @@ def revoke(request: Request, caller: Viewer, id: Id, body: Reason) -> Response:
             raise NotFound(say("api.no_token_here", token=id))
         if caller.cluster or not row.is_of(caller.name):
             confine(request, admin or caller, cluster=row.cluster)
-        if not services.token_book.revoke(id, by=caller.name, now=now, reason=body.reason):
-            raise NotFound(say("api.no_token_here", token=id))
-        return answer(request, msgspec.structs.replace(row, revoked_at=now))
+        if row.revoked_at is None:
+            services.token_book.revoke(id, by=caller.name, now=now, reason=body.reason)
+            row = msgspec.structs.replace(row, revoked_at=now)
+        return answer(request, row)
 
     return once(request, caller, body, act)

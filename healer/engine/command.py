@@ -205,12 +205,22 @@ class Commands:
         with _changing(self._site_of(run)) as tx:
             return stop(tx, self._order(run, by, reason, request), RunState.cancelled)
 
-    def retry(self, run: str, *, by: str, reason: str, request: str, step: str | None = None) -> Run:
+    def retry(
+        self,
+        run: str,
+        *,
+        by: str,
+        reason: str,
+        request: str,
+        step: str | None = None,
+        epoch: int | None = None,
+    ) -> Run:
         """Continues a stuck run at the step where it stopped. With `step`, a stuck or waiting run goes back
-        to that step and repeats it and all later steps."""
+        to that step and repeats it and all later steps. `epoch`: of the run that `by` saw; Conflict if it
+        has gone on since."""
         site = self._site_of(run)
         with _changing(site) as tx:
-            retried = retry(tx, self._order(run, by, reason, request), step, self._rules())
+            retried = retry(tx, self._order(run, by, reason, request), step, epoch, self._rules())
         return _wake_for(site, retried)
 
     def undo(self, run: str, *, by: str, reason: str, request: str) -> Run:
@@ -420,11 +430,13 @@ def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
     return stored
 
 
-def retry(tx: CommandTx, order: Order, step: str | None, rules: Ruleset) -> Run:
+def retry(tx: CommandTx, order: Order, step: str | None, epoch: int | None, rules: Ruleset) -> Run:
     tx.lock_gate()
     run = locked_run(tx, order.about)
     if run.state is RunState.running or _is_repeated(tx, order):
         return run
+    if epoch not in (None, run.epoch) and run.wake_at is None:  # each check of a timed wait is a new epoch
+        raise Conflict(say("engine.went_on", run=run.id))
     if step is not None:
         keys = _steps_from(tx, run, step, rules)
     elif run.state is RunState.stuck:

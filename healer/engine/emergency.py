@@ -55,7 +55,8 @@ class Emergency:
         return opening
 
     def end(self, *, by: str, reason: str) -> GlassState:
-        """Ends the access immediately. Raises Conflict if there is none."""
+        """Ends the access immediately; once it is over, answers how it ended. Raises Conflict if there was
+        none."""
         ended = self._store.end(
             by=by,
             reason=reason,
@@ -63,7 +64,9 @@ class Emergency:
             message=lambda state: glass_ended_message(self._cluster, state, reason),
         )
         if ended is None:
-            raise Conflict(say("engine.glass_not_open"))
+            ended = self._store.state()
+            if ended.used_at is None:
+                raise Conflict(say("engine.glass_not_open"))
         return ended
 
     def state(self) -> GlassState:

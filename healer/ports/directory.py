@@ -77,7 +77,7 @@ class People(Directory, Protocol):
         ...
 
     def end(self, session: str, *, by: str, now: datetime, name: str | None = None) -> bool:
-        """False if there is no such open session (of this person)."""
+        """False if there is no such session (of this person). One that is over stays as it is."""
         ...
 
     def end_by_provider(self, issuer: str, *, subject: str, sid: str, now: datetime) -> int:

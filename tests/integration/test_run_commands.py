@@ -1,6 +1,7 @@
 """What people do to runs, on both ledgers: the same gate as the walk, one transaction each, nothing twice."""
 
 import threading
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from healer.model import (
 )
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
 from tests.support.command_desk import Desk
-from tests.support.ledgers import CLUSTER, START, PostgresBench, begin, bench_of, entry, facts, run
+from tests.support.ledgers import CLUSTER, START, PostgresBench, begin, bench_of, claimed, entry, facts, run
 from tests.support.loop import name, rules_in
 from tests.support.wait import wait_until
 
@@ -221,6 +222,39 @@ def test_a_retry_that_comes_twice_is_one(desk: Desk) -> None:
         tx.set_run_state("r1", RunState.stuck, why="again", at=desk.clock.now())
     assert desk.people.retry("r1", by="ann", reason="mended", request="q1").state is RunState.stuck
     assert desk.audited().count("run.retried") == 1
+
+
+def test_a_retry_is_of_the_failure_that_its_person_saw(desk: Desk) -> None:
+    """Two people have the page open: the second has not seen why the retry of the first failed."""
+    failed = entry("drain", StepEvent.failed, data={"final": True})
+    begin(desk, run("r1", playbook="gpu-fatal", state=RunState.stuck))
+    with desk.ledger.command() as tx:
+        tx.write(failed)
+    seen = desk.run("r1").epoch
+    desk.people.retry("r1", by="ann", reason="mended", request="q1", epoch=seen)
+    with desk.ledger.command() as tx:
+        tx.write(failed)
+        tx.set_run_state("r1", RunState.stuck, why="another cable", at=desk.clock.now())
+    for step in (None, "drain"):
+        with pytest.raises(Conflict, match="has gone on since"):
+            desk.people.retry("r1", by="bob", reason="mended", request="q2", step=step, epoch=seen)
+    assert (desk.state("r1"), desk.audited().count("run.retried")) == (RunState.stuck, 1)
+    now = desk.run("r1").epoch
+    assert (
+        desk.people.retry("r1", by="bob", reason="it too", request="q3", epoch=now).state is RunState.running
+    )
+
+
+def test_a_wait_that_is_checked_now_and_then_is_still_the_one_that_was_seen(desk: Desk) -> None:
+    begin(desk, run("r1", playbook="gpu-fatal"))
+    seen = desk.run("r1").epoch
+    with ExitStack() as stack:
+        claim = claimed(stack, desk)
+        claim.write(entry("drain", StepEvent.done))
+        claim.set_state(RunState.waiting, why="on its drained node", wake_at=desk.clock.now())
+    assert desk.run("r1").epoch > seen
+    back = desk.people.retry("r1", by="ann", reason="again", request="q1", step="drain", epoch=seen)
+    assert back.state is RunState.running
 
 
 def test_a_reset_of_the_breaker_that_comes_twice_is_one(desk: Desk) -> None:

@@ -7,7 +7,7 @@ from healer.actions import Toolbox
 from healer.engine.command import Commands, Site
 from healer.engine.drive import Driver
 from healer.engine.reconciler import Reconciler
-from healer.model import AuditRecord, Decision, Ruleset, RunState
+from healer.model import AuditRecord, Decision, Ruleset, Run, RunState
 from healer.ports.commanding import RunRequest
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.ledgers import CLUSTER, Bench
@@ -53,11 +53,14 @@ class Desk:
             self.poll()
         return self.state(run)
 
-    def state(self, run: str) -> RunState:
+    def run(self, run: str) -> Run:
         with self.ledger.command() as tx:
-            known = tx.run(run)
+            known = tx.lock_run(run)
         assert known is not None
-        return known.state
+        return known
+
+    def state(self, run: str) -> RunState:
+        return self.run(run).state
 
     def log(self, run: str) -> list[tuple[str, str]]:
         with self.ledger.command() as tx:

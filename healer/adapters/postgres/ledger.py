@@ -254,9 +254,7 @@ class PostgresTx:
         return read_doc(self.conn, sa.select(runs.c.doc).where(runs.c.id == name), Run)
 
     def lock_run(self, run: str) -> Run | None:
-        query = sa.select(runs.c.doc, runs.c.epoch).where(runs.c.cluster == self._cluster, runs.c.id == run)
-        row = self.conn.execute(query.with_for_update()).first()
-        return msgspec.structs.replace(from_stored(row.doc, Run), epoch=row.epoch) if row else None
+        return run_rows.locked_run(self.conn, self._cluster, run)
 
     def known_runs(self, names: Sequence[str]) -> dict[str, Run]:
         rows = self.conn.execute(sa.select(runs.c.id, runs.c.doc).where(runs.c.id.in_(names)))

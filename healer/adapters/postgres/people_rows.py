@@ -98,7 +98,11 @@ class PostgresPeople:
 
     def end(self, session: str, *, by: str, now: datetime, name: str | None = None) -> bool:
         of_person = [tokens.c.name == name] if name is not None else []
-        return bool(self._end([sessions.c.id == session, *of_person], by, now))
+        if self._end([sessions.c.id == session, *of_person], by, now):
+            return True
+        found = sa.select(sessions.c.id).join(tokens, tokens.c.id == sessions.c.token)
+        with reading(self._engine) as conn:
+            return conn.scalar(found.where(sessions.c.id == session, *of_person)) is not None
 
     def end_by_provider(self, issuer: str, *, subject: str, sid: str, now: datetime) -> int:
         of_issuer = sa.select(people.c.name).where(people.c.issuer == issuer)

@@ -261,6 +261,12 @@ def run_of(row: sa.Row) -> Run:
     return from_stored(row.doc | columns, Run)
 
 
+def locked_run(conn: sa.Connection, cluster: str, run: str) -> Run | None:
+    query = sa.select(*_RUN).where(runs.c.cluster == cluster, runs.c.id == run)
+    row = conn.execute(query.with_for_update()).first()
+    return None if row is None else run_of(row)
+
+
 def _run_named(conn: sa.Connection, run: str) -> Run | None:
     row = conn.execute(sa.select(*_RUN).where(runs.c.id == run)).first()
     return None if row is None else run_of(row)

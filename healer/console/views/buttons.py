@@ -56,7 +56,7 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     title: str
     effect: str
-    body: Mapping[str, str | list[str]] = {}
+    body: Mapping[str, str | int | list[str]] = {}
     method: str = "POST"
     field: str = "reason"
     preview: str = ""
@@ -121,7 +121,7 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
     if run.state is RunState.waiting and run.question:
         buttons.append(_approve(run, "run_go_on"))
     if run.state is RunState.stuck:
-        buttons.append(_on_run(run, "retry", primary=True))
+        buttons.append(_on_run(run, "retry", body={"epoch": run.epoch}, primary=True))
     buttons.append(_on_run(run, "cancel"))
     if run.state in _AT_WORK:
         buttons.append(_on_run(run, "undo"))
@@ -136,7 +136,8 @@ def from_here_buttons(run: Run, log: Iterable[LogEntry], role: Role) -> dict[str
     names = [key for key in keys if key != BEGIN and ":" not in key]
     action = f"/api/v1/runs/{run.id}/retry"
     return {
-        name: Button(**worded("from_here", name=name), action=action, body={"step": name}) for name in names
+        name: Button(**worded("from_here", name=name), action=action, body={"step": name, "epoch": run.epoch})
+        for name in names
     }
 
 

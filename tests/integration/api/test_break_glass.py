@@ -94,7 +94,9 @@ def test_it_is_over_after_an_hour(served: Served) -> None:
 def test_it_ends_at_once_with_its_sessions(served: Served) -> None:
     api, client = served
     hour = glass(api)
-    opening = hour.use(hour.seal(by="root"), person="ada", reason="x")
+    secret = hour.seal(by="root")
+    assert client.post(END, json={"reason": "x"}, headers=api.headers("admin")).status_code == 409
+    opening = hour.use(secret, person="ada", reason="x")
     assert opening is not None
     seal_all(api.engine)
     token, cookie = bearer(opening.token), {"Cookie": f"{SESSION_COOKIE}={opening.cookie}"}
@@ -105,8 +107,8 @@ def test_it_ends_at_once_with_its_sessions(served: Served) -> None:
     assert client.get("/api/v1/nodes", headers=token).status_code == 401
     assert client.get("/api/v1/nodes", headers=cookie).status_code == 401
     again = client.post(END, json={"reason": "x"}, headers=api.headers("admin"))
-    assert again.status_code == 409
-    assert verbs(api)[-1] == "break_glass.ended"
+    assert (again.status_code, again.json()) == (200, ended.json()), "the first answer may have been lost"
+    assert verbs(api).count("break_glass.ended") == 1
 
 
 def test_a_new_seal_takes_the_place_of_the_one_before(served: Served) -> None:

@@ -193,7 +193,10 @@ def test_a_person_lists_and_ends_his_own_sessions_and_an_administrator_all(site:
     assert sorted(row["name"] for row in everybody) == ["ann", "bob", "root"]
     of_bob = next(row["id"] for row in everybody if row["name"] == "bob")
     assert site.ask("DELETE", f"/sessions/{of_bob}", ann).status_code == 404
-    assert site.ask("DELETE", f"/sessions/{of_bob}", root).status_code == 200
+    ended = [site.ask("DELETE", f"/sessions/{of_bob}", root) for _ in range(2)]
+    assert [answer.status_code for answer in ended] == [200, 200], "the first answer may have been lost"
+    assert site.ask("DELETE", f"/sessions/{of_bob}", ann).status_code == 404
+    assert site.ask("DELETE", "/sessions/none", root).status_code == 404
     site.restart()
     assert site.ask("GET", "/nodes", bob).status_code == 401
     assert site.ask("DELETE", f"/sessions/{own[0]['id']}", ann).status_code == 200

@@ -172,7 +172,9 @@ def test_a_person_sees_and_ends_his_own_and_an_admin_all(served: Served) -> None
     revoke = "/api/v1/tokens/{}/revoke"
     body = {"reason": "leaked"}
     assert client.post(revoke.format(foreign), headers=ann, json=body).status_code == 404
-    assert client.post(revoke.format(account), headers=ann, json=body).status_code == 200
+    ended = [client.post(revoke.format(account), headers=ann, json=body) for _ in range(2)]
+    assert [answer.status_code for answer in ended] == [200, 200], "the first answer may have been lost"
+    assert ended[0].json() == ended[1].json()
     assert names(ann) == {"ann"} and names(ann, ended="true") == {"ann", "ann/ci"}
     assert client.post(revoke.format(foreign), headers=root, json=body).status_code == 200
 

@@ -427,7 +427,9 @@ def _check_pause(services: Services, caller: Caller, request: Request, body: Pau
     _check_place(request, _pause_cluster(services, caller, body), node, partition)
 
 
-def _check_place(request: Request, cluster: str | None, node: str | None) -> None:
+def _check_place(
+    request: Request, cluster: str | None, node: str | None, partition: str | None = None
+) -> None:
     """404 for what certainly does not exist: a misspelt pause would hold nothing, and a run never start."""
     services = services_of(request)
     if cluster is not None and cluster not in (services.clusters or (services.cluster,)):

@@ -225,10 +225,12 @@ class Watch:
         self._audited()
 
     def _at_work(self) -> list[Run]:
-        """Runs that neither rest nor wait with a reason that is shown: a guard, a job that goes on, a test."""
+        """Runs that neither rest nor wait with a shown reason: a guard, a job that goes on, a test."""
         tables = self.world.store.tables
         shown = {StepEvent.waiting, StepEvent.held}
-        logs = ((run, tables.log.get(run.id, [])) for run in tables.runs.values() if run.state not in _AT_REST)
+        logs = (
+            (run, tables.log.get(run.id, [])) for run in tables.runs.values() if run.state not in _AT_REST
+        )
         return [run for run, log in logs if not run.question and not (log and log[-1].event in shown)]
 
     def _audited(self) -> None:

@@ -440,9 +440,9 @@ def _check_place(
         return
     if node is not None and node not in snapshot.nodes:
         raise NotFound(say("api.reading_routes_slurm_knows_no_node_cluster", node=node, cluster=cluster))
-    known = {name for each in snapshot.nodes.values() for name in each.partitions}
-    if partition is not None and known and partition not in known:
-        names = ", ".join(sorted(known))
+    partitions = {name for each in snapshot.nodes.values() for name in each.partitions}
+    if partition is not None and partitions and partition not in partitions:
+        names = ", ".join(sorted(partitions))
         raise NotFound(
             say("api.acting_routes_no_partition", partition=partition, cluster=cluster, names=names)
         )

@@ -126,8 +126,8 @@ def reports_page(
         return pages.show("base.html", context)
     cluster, span = context["cluster"], _span(context, since, until)
     # The figures of a year take PostgreSQL as long as its charts: two sessions read them at once.
-    with ThreadPoolExecutor(1, thread_name_prefix="charts") as beside:
-        charts = beside.submit(copy_context().run, _charts, pages, cluster, span)
+    with ThreadPoolExecutor(1, thread_name_prefix="charts") as thread:
+        charts = thread.submit(copy_context().run, _charts, pages, cluster, span)
         figures = pages.queries.figures.period(cluster, span.since, span.until)
     context |= {
         "span": span,

@@ -34,6 +34,7 @@ from healer.model import (
     Sense,
     Sharing,
     SlurmNode,
+    SlurmSnapshot,
     Verdict,
 )
 from healer.model.faults import (
@@ -430,8 +431,8 @@ def _why_gone(incident: Incident, picture: Picture, now: datetime) -> Said | Non
             say("incidents.check_passes") if passed_at is not None and passed_at > incident.opened else None
         )
     if incident.fault == HEALER_DRAIN:
-        kept = any(shown_node.name == node for shown_node in healer_drains(picture))
-        return None if kept or shown is None else say("incidents.drain_lifted")
+        lifted = picture.slurm is not None and shown is not None and node not in _kept_out(picture.slurm)
+        return say("incidents.drain_lifted") if lifted else None
     if incident.fault in {NODE_SILENT, SENDER_SILENT} and node:
         return _why_not_silent(incident, node, shown, picture, now)
     if fault_is(wave_rule(incident.fault), Trait.slurm_drain):
@@ -482,11 +483,14 @@ def healer_drains(picture: Picture) -> list[SlurmNode]:
     slurm = picture.slurm
     if slurm is None:
         return []
+    out = {name for name in _kept_out(slurm) if not _is_returned_since(picture, name, slurm.taken_at)}
+    return [node for name, node in slurm.nodes.items() if name in out] if out else []
+
+
+def _kept_out(slurm: SlurmSnapshot) -> set[str]:
     ours = (reservation for reservation in slurm.reservations.values() if is_our_reservation(reservation))
     reserved = {name for reservation in ours for name in reservation.nodes}
-    held = {node.name for node in slurm.held_nodes if is_ours(node.reason)}
-    out = {name for name in held | reserved if not _is_returned_since(picture, name, slurm.taken_at)}
-    return [node for name, node in slurm.nodes.items() if name in out] if out else []
+    return reserved | {node.name for node in slurm.held_nodes if is_ours(node.reason)}
 
 
 def _is_returned_since(picture: Picture, name: str, taken_at: datetime) -> bool:

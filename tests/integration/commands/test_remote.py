@@ -362,7 +362,7 @@ def test_breaking_the_glass(healer: Healer, served: tuple[Api, httpx.Client]) ->
     ended = healer("break-glass", "end", "--reason", "it is back")
     assert ended.exit_code == 0 and "new seal" in ended.stdout
     again = healer("break-glass", "end", "--reason", "x")
-    assert again.exit_code == 1 and "no break-glass access is active" in str(again.exception)
+    assert (again.exit_code, again.stdout) == (0, ended.stdout), "its first answer was lost on the way"
 
 
 def test_a_chinese_terminal_gets_chinese_and_programs_get_the_same_everywhere(

@@ -100,6 +100,21 @@ def test_a_node_that_was_returned_since_slurm_was_read_is_not_forgotten() -> Non
     assert site.open_incidents == []
 
 
+def test_a_forgotten_drain_is_over_only_once_slurm_shows_the_node_without_it() -> None:
+    """Its node was recorded as returned by a clock an hour ahead: the incident was closed, and its drain kept
+    for good."""
+    site = Site(10)
+    one = drained(site)
+    site.send_command(CommandKind.resolve, incident=one, reason="looks fine")
+    site.run_for(300, step_s=5)
+    site.ledger.tables.slots.clear()
+    site.run_for(120, step_s=5)
+    assert site.incident.rule == "forgotten-drain"
+    site.picture.clear(name(1), site.now + timedelta(hours=1))
+    site.run_for(60, step_s=5)
+    assert [each.rule for each in site.open_incidents] == ["forgotten-drain"]
+
+
 def test_a_drain_that_is_spoken_for_is_not_forgotten() -> None:
     site = Site(10)
     drained(site)

@@ -125,6 +125,8 @@ class StepClaim(msgspec.Struct, frozen=True, kw_only=True):
     queue: Callable[[Message | Ticket], None]
     tell_detector: Callable[[Command], None]
     release_slot: Callable[[str], None]
+    #: The time by this host's clock, or by the ledger's if that is earlier.
+    earlier_now: Callable[[], datetime]
     #: Frees the node's slot if the gate sees that nothing holds the node.
     free_left_slot: Callable[[], None] = lambda: None
     #: Nodes that are known bad but stay in service.

@@ -19,7 +19,7 @@ from healer.adapters.password_hashing import Argon2
 from healer.adapters.postgres.account_rows import PostgresAccounts
 from healer.adapters.postgres.audit_rows import PostgresChain
 from healer.adapters.postgres.claims import LedgerParts
-from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.engine import earlier_clock, make_engine
 from healer.adapters.postgres.glass_rows import PostgresBreakGlass
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.local_processes import connection_name
@@ -452,7 +452,7 @@ def _database_duties(
 ) -> list[Duty]:
     """Duties with work in the database; the first three are woken when there is some."""
     from healer.adapters.postgres.own_health import seal_state
-    from healer.adapters.postgres.retention import earlier_clock, free_share, tidy
+    from healer.adapters.postgres.retention import free_share, tidy
     from healer.adapters.postgres.token_book import accounts_ending
     from healer.adapters.postgres.tokens import enrolled_again
     from healer.bootstrap.messaging import Telling, delivery, event_duty

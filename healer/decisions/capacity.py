@@ -198,7 +198,7 @@ def hourly(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     if facts.snapshot is None:
         return unknown_node(Guard.hourly, proposal, facts)
     limit = hourly_limit(settings_of(rules, facts.cluster), len(fleet_of(facts.snapshot).names))
-    granted = facts.granted_since(now - HOUR)
+    granted = facts.granted_since(facts.earlier(now) - HOUR)
     frees_at = granted[len(granted) - limit] + HOUR if len(granted) >= limit else None
     cap = _Cap(Guard.hourly, "hour", len(granted), limit, frees_at=frees_at)
     return _ask(cap, proposal, facts)
@@ -352,7 +352,7 @@ def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
     count = len(fleet)
     ours = facts.counted
     standing = count - len(out_of_service(facts, rules, now))
-    granted = facts.granted_since(now - HOUR)
+    granted = facts.granted_since(facts.earlier(now) - HOUR)
     figures = (
         (Guard.slots, len(ours), slots_limit(settings, count)),
         (Guard.hourly, len(granted), hourly_limit(settings, count)),

@@ -83,7 +83,7 @@ def _why_down_takes_nothing(proposal: Proposal, facts: GateFacts, now: datetime)
         return None
     if not jobs and not node.busy:
         return say("decisions.drained_no_job", node=node.name)
-    since = proposal.stuck_since
+    since, now = proposal.stuck_since, facts.earlier(now)
     if not jobs or since is None or now - since < STUCK_FOR or facts.snapshot.taken_at <= since:
         return None
     stuck_s = (now - since).total_seconds()

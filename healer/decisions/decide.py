@@ -324,7 +324,7 @@ def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset
     span = max(settings.repeat for settings in settings_of_node(rules, incident.cluster, shown))
     ladder = REMEDY_LADDER[REMEDY_LADDER.index(first) :]
     for remedy in ladder:
-        if not within_span([use.at for use in tries_of(facts, node, remedy)], now, span):
+        if not within_span([use.at for use in tries_of(facts, node, remedy)], facts.earlier(now), span):
             return remedy
     return ladder[-1]
 

@@ -87,7 +87,7 @@ def _active_pauses(proposal: Proposal, facts: GateFacts, now: datetime) -> list[
 
 def concerns_proposal(paused: Pause, proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
     """Whether this pause holds the proposal."""
-    if paused.until is not None and paused.until <= now:
+    if paused.until is not None and paused.until <= facts.earlier(now):
         return False
     if paused.cluster and paused.cluster != proposal.cluster:
         return False
@@ -139,7 +139,7 @@ def ownership(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
     if foreign := _why_not_ours(node, proposal, facts):
         return refuse(Guard.ownership, foreign)
     if proposal.by is None:
-        vetoes = [veto for veto in facts.vetoes if veto.node == node.name and veto.until > now]
+        vetoes = [veto for veto in facts.vetoes if veto.node == node.name and veto.until > facts.earlier(now)]
         if vetoes:
             last = max(vetoes, key=lambda veto: veto.until)
             why = say("decisions.vetoed", who=last.by, node=node.name, until=at(last.until))
@@ -292,7 +292,7 @@ def cooldown(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     if facts.breaker.state is not BreakerState.closed or not facts.breaker.roots:
         return allow(Guard.cooldown, say("decisions.no_storm"))
     over = max(root.at for root in facts.breaker.roots) + COOLDOWN
-    if over <= now:
+    if over <= facts.earlier(now):
         return allow(Guard.cooldown, say("decisions.cooldown_over", when=at(over)))
     if proposal.by is not None or proposal.ride:
         return allow(Guard.cooldown, say("decisions.cooldown_asked", until=at(over)))
@@ -330,7 +330,7 @@ def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
         # A later step of the same run is the same attempt.
         if not (proposal.ride and use.incident == proposal.incident)
     ]
-    last = within_span(tried, now, span)
+    last = within_span(tried, facts.earlier(now), span)
     hours = span.total_seconds() / 3600
     name, node = proposal.remedy.value, proposal.node
     if not last:
@@ -352,9 +352,8 @@ def reboot_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: dateti
         return allow(Guard.reboot_cap, say("decisions.reboot_granted"))
     node = node_of(proposal, facts)
     limit = min(settings.reboots_per_node for settings in settings_of_node(rules, facts.cluster, node))
-    used = within_span(
-        [use.at for use in facts.remedies if use.node == proposal.node and use.remedy in _REBOOTS], now, DAY
-    )
+    boots = [use.at for use in facts.remedies if use.node == proposal.node and use.remedy in _REBOOTS]
+    used = within_span(boots, facts.earlier(now), DAY)
     return _daily_cap(Guard.reboot_cap, proposal.node, used, limit)
 
 
@@ -376,7 +375,7 @@ def requeue_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
         for use in facts.requeues
         if use.job == proposal.job and (proposal.restarts is None or use.restarts != proposal.restarts)
     ]
-    return _daily_cap(Guard.requeue_cap, proposal.job, within_span(uses, now, DAY), limit)
+    return _daily_cap(Guard.requeue_cap, proposal.job, within_span(uses, facts.earlier(now), DAY), limit)
 
 
 # --- all guards in order, the guards of each verb, and the verdict

@@ -577,6 +577,7 @@ class _Drive:
             # In shadow nothing was drained, so the incident's list of jobs remains an estimate.
             tell_detector=(lambda _: None) if self.run.shadow else claim.send_command,
             release_slot=lambda why: claim.release_slot(node, why=why),
+            earlier_now=claim.earlier_now,
             free_left_slot=lambda: self._permission(intent).free_left_slot(),
             known_bad=claim.known_bad,
             on_probation=claim.on_probation,

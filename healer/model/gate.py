@@ -241,6 +241,13 @@ class LedgerFacts(msgspec.Struct, frozen=True, kw_only=True):
     waiting: tuple[Waiting, ...] = ()
     #: New or changed rules and playbooks that have runs left.
     trials: tuple[Trial, ...] = ()
+    #: By the clock of the ledger; None: it has no other than its reader's.
+    read_at: datetime | None = None
+
+    def earlier(self, now: datetime) -> datetime:
+        """`now`, or the time by the ledger's clock if that is earlier: what ends by time, and what counts
+        against a cap, ends by both clocks. One clock that is ahead must not end a pause."""
+        return now if self.read_at is None else min(now, self.read_at)
 
 
 class GateFacts(LedgerFacts, frozen=True, kw_only=True, dict=True):

@@ -194,6 +194,10 @@ class RunClaim(Protocol):
         """A node's record: its incidents that were open at `since` or later."""
         ...
 
+    def earlier_now(self) -> datetime:
+        """The time by this host's clock, or by the ledger's if that is earlier: a wait ends by both."""
+        ...
+
     def permits(self) -> Sequence[Permit]:
         """Hooks that were permitted to fail in the last 24 h."""
         ...

@@ -558,6 +558,9 @@ class MemoryClaim:
         dropped = {node: until for node, until in tables.probations.items() if until > now}
         return dropped | probations(tables.incidents.values(), now)
 
+    def earlier_now(self) -> datetime:
+        return self._ledger.clock.now()
+
     @contextmanager
     def alone(self, what: str) -> Iterator[bool]:
         held = self._ledger.held

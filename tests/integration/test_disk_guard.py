@@ -8,8 +8,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from healer.adapters.postgres.engine import earlier_clock
 from healer.adapters.postgres.inbox import PostgresSignals
-from healer.adapters.postgres.retention import LOW_SHARE, earlier_clock, free_share, tidy
+from healer.adapters.postgres.retention import LOW_SHARE, free_share, tidy
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.embedded.postgres import Postgres
 from healer.model import Component, Observation, ObservationKind

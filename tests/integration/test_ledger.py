@@ -1,7 +1,7 @@
 """One suite for the ledger in memory and the one on PostgreSQL: transactions, runs, and what guards see."""
 
 from contextlib import ExitStack
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -499,6 +499,26 @@ def test_vetoes_count_until_their_end(bench: Bench) -> None:
     assert facts(bench).vetoes == (veto,)
     bench.clock.advance(24 * 3600)
     assert facts(bench).vetoes == ()
+
+
+def test_a_clock_that_is_ahead_ends_neither_a_pause_nor_a_veto_and_forgets_no_grant(
+    fresh_database: sa.Engine,
+) -> None:
+    bench = PostgresBench(fresh_database)
+    now = datetime.now(UTC)
+    ends = now + timedelta(minutes=10)
+    bench.pause(Pause(id="p1", scope="all", name="", by="ann", reason="x", since=now, until=ends))
+    bench.show(snapshot())
+    with bench.ledger.transaction() as tx:
+        tx.create_run(run())
+        tx.grant_slot(msgspec.structs.replace(slot(), granted_at=now))
+        tx.add_veto(Veto(node=node(2), by="ann", at=now, until=ends))
+    bench.clock.advance((now - START).total_seconds() + 7200)
+    known = facts(bench)
+    assert ([one.id for one in known.pauses], len(known.vetoes), len(known.granted)) == (["p1"], 1, 1)
+    assert known.read_at is not None and abs(known.read_at - now) < timedelta(minutes=1)
+    with ExitStack() as stack:
+        assert claimed(stack, bench).paused()
 
 
 def test_modes_set_while_running(bench: Bench) -> None:

@@ -22,6 +22,7 @@ from healer.adapters.postgres import gate_facts as gate
 from healer.adapters.postgres.engine import (
     Lane,
     alone,
+    earlier_clock,
     ledger_errors,
     ledger_reading,
     read_docs,
@@ -567,6 +568,9 @@ class PostgresClaim:
     def history(self, node: str, since: datetime) -> NodeHistory:
         with ledger_reading(self._engine) as conn:
             return read_histories(conn, self.run.cluster, since, node).get(node, NodeHistory())
+
+    def earlier_now(self) -> datetime:
+        return earlier_clock(self._engine, self._clock.now())
 
     def permits(self) -> list[Permit]:
         lately = permits.c.at > self._clock.now() - gate.PERMITS_KEPT

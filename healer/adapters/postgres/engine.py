@@ -340,6 +340,13 @@ def ledger_reading(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield conn.execution_options(**_ALONE)
 
 
+def earlier_clock(engine: sa.Engine, now: datetime) -> datetime:
+    """`now`, or the time of the database's clock if that is earlier: one clock that is ahead must neither make
+    everything old, which would be deleted, nor end a wait."""
+    with ledger_reading(engine) as conn:
+        return min(now, conn.execute(sa.select(sa.func.clock_timestamp())).scalar_one())
+
+
 @contextmanager
 def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A transaction, committed at the end; raises as `request_errors` does."""

@@ -38,25 +38,26 @@ from healer.text import Said, from_stored, read_said, to_stored
 
 FACTS = sa.text("""
 SELECT pictured.version, pictured.taken_at, json_build_object(
+  'read_at', statement_timestamp(),
   'slots', coalesce((SELECT json_agg(item) FROM (
      SELECT cluster, node, incident, run, granted_at, unusable, drained_at FROM slots
      WHERE cluster = :cluster AND released_at IS NULL ORDER BY id) AS item), '[]'),
   'granted', coalesce((SELECT json_agg(granted_at ORDER BY granted_at) FROM slots
-     WHERE cluster = :cluster AND granted_at > :now - interval '1 hour' AND NOT unusable
+     WHERE cluster = :cluster AND granted_at > least(:now, statement_timestamp()) - interval '1 hour' AND NOT unusable
        AND (released_at IS NULL OR drained_at IS NOT NULL)), '[]'),
   'pauses', coalesce((SELECT json_agg(item) FROM (
      SELECT id, scope, name, "by", reason, since, until, cluster FROM pauses
-     WHERE ended_at IS NULL AND (until IS NULL OR until > :now)
+     WHERE ended_at IS NULL AND (until IS NULL OR until > least(:now, statement_timestamp()))
        AND (cluster IS NULL OR cluster = :cluster) ORDER BY since) AS item), '[]'),
   'requeues', coalesce((SELECT json_agg(item) FROM (
      SELECT job, restarts, at, incident FROM requeues
-     WHERE cluster = :cluster AND at > :now - interval '24 hours' ORDER BY id) AS item), '[]'),
+     WHERE cluster = :cluster AND at > least(:now, statement_timestamp()) - interval '24 hours' ORDER BY id) AS item), '[]'),
   'remedies', coalesce((SELECT json_agg(item) FROM (
      SELECT node, remedy, rule, at, incident FROM remedies
-     WHERE cluster = :cluster AND at > :now - interval '24 hours' ORDER BY id) AS item), '[]'),
+     WHERE cluster = :cluster AND at > least(:now, statement_timestamp()) - interval '24 hours' ORDER BY id) AS item), '[]'),
   'vetoes', coalesce((SELECT json_agg(item) FROM (
      SELECT node, "by", at, until FROM vetoes
-     WHERE cluster = :cluster AND until > :now ORDER BY id) AS item), '[]'),
+     WHERE cluster = :cluster AND until > least(:now, statement_timestamp()) ORDER BY id) AS item), '[]'),
   'modes', coalesce((SELECT json_object_agg(rule, mode) FROM rule_modes), '{}'),
   'trials', coalesce((SELECT json_agg(item) FROM (
      SELECT name, digest, since, "left" FROM rule_texts
@@ -134,7 +135,9 @@ CAPACITY = [str(guard) for guard in (*SLOT_GUARDS, Guard.floor)]
 
 
 def pauses_in_force(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
-    return pauses.c.ended_at.is_(None), sa.or_(pauses.c.until.is_(None), pauses.c.until > now)
+    """As `GateFacts.earlier` has it: a pause lasts until it is over by both clocks."""
+    earlier = sa.func.least(now, sa.func.statement_timestamp())
+    return pauses.c.ended_at.is_(None), sa.or_(pauses.c.until.is_(None), pauses.c.until > earlier)
 
 
 def read_pauses(conn: sa.Connection, cluster: str, now: datetime) -> list[str]:

@@ -130,13 +130,6 @@ def _forget_scores(engine: sa.Engine, now: datetime) -> None:
         forget_unusual(conn, now)
 
 
-def earlier_clock(engine: sa.Engine, now: datetime) -> datetime:
-    """`now`, or the time of the database's clock if that is earlier. What is deleted is gone: one clock that
-    was set wrong must not make everything old."""
-    with engine.connect() as conn:
-        return min(now, conn.execute(sa.select(sa.func.clock_timestamp())).scalar_one())
-
-
 def _delete_by_id(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) -> None:
     """Deletes in the order of ids, a portion in each transaction, so that progress survives a failure."""
     begin = 0

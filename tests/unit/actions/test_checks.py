@@ -1,9 +1,12 @@
 """Before a node returns: no fault line came since its drain, or none lately."""
 
+from datetime import timedelta
+
 import msgspec
 import pytest
 
-from healer.model import Run, RunState
+from healer.engine.drive import Driver
+from healer.model import Run, RunState, StepEvent
 from tests.support.loop import CLUSTER, LOST, Site, name
 
 
@@ -89,3 +92,19 @@ def test_a_new_line_after_fifty_others_is_seen() -> None:
         site.clock.advance(10)
         site.walk(*site.say(1, LOST))
     assert resume(site).state is RunState.stuck
+
+
+def test_a_workers_clock_that_is_ahead_does_not_end_the_wait_for_the_last_reports() -> None:
+    site = drained()
+    site.run_for(20)
+    (run,) = site.runs
+    waits = [entry for entry in site.log(run.id) if entry.step == "told"]
+    assert [entry.event for entry in waits][-1] is StepEvent.waiting
+    ahead = msgspec.structs.replace(site.driver.tools, now=lambda: site.now + timedelta(hours=1))
+    worker = Driver(site.ledger, lambda: site.rules, ahead)
+    site.clock.advance(240)
+    site.look()
+    worker.drive(run.id)
+    assert [entry.event for entry in site.log(run.id) if entry.step == "told"][-1] is StepEvent.waiting
+    site.run_for(120)
+    assert [entry.event for entry in site.log(run.id) if entry.step == "told"][-1] is StepEvent.done

@@ -1,5 +1,6 @@
 """Guards over what was done before."""
 
+import msgspec
 import pytest
 
 from healer.decisions import judge
@@ -10,11 +11,13 @@ from healer.model import (
     Guard,
     GuardSettings,
     Outcome,
+    Pause,
     Remedy,
     RemedyUse,
     RequeueUse,
     Root,
     Verb,
+    Veto,
 )
 from tests.support.gate import (
     CLUSTER,
@@ -166,3 +169,46 @@ class TestRequeueCap:
     def test_its_partitions_own_limit(self):
         site = rules(partition_guards={"train": GuardSettings(requeues_per_job=1)})
         assert answer(Guard.requeue_cap, requeue(restarts=1), self.known((0, 3)), site).kind == "refuse"
+
+
+class TestAClockAhead:
+    """What ends by time ends by the later of both clocks: the worker's, and the one of the ledger."""
+
+    AHEAD = later(hours=30)
+
+    def test_a_pause_and_a_veto_hold_until_both_clocks_are_past_them(self):
+        ends = later(hours=1)
+        pause = Pause(id="p", scope="all", name="", by="ann", reason="x", since=ago(hours=1), until=ends)
+        veto = Veto(node=name(1), by="ann", at=ago(hours=1), until=ends)
+        for guard in (Guard.pause, Guard.ownership):
+            known = facts(pauses=(pause,), vetoes=(veto,), read_at=NOW)
+            assert answer(guard, drain(), known, now=self.AHEAD).kind is AnswerKind.hold
+            own_clock = msgspec.structs.replace(known, read_at=None)
+            assert answer(guard, drain(), own_clock, now=self.AHEAD).kind is AnswerKind.allow
+
+    def test_what_was_done_counts_until_both_clocks_are_past_it(self):
+        boots = tuple(
+            RemedyUse(node=name(1), remedy=Remedy.reboot_node, rule="x", at=ago(hours=h)) for h in (1, 2, 3)
+        )
+        requeues = tuple(RequeueUse(job="4711", restarts=n, at=ago(hours=n)) for n in (1, 2, 3))
+        known = facts(
+            [drained(), *(node(number) for number in range(2, 33))],
+            jobs=[job()],
+            remedies=boots,
+            requeues=requeues,
+            granted=tuple(ago(minutes=n) for n in range(1, 31)),
+            breaker=breaker(BreakerState.closed, roots=roots(1)),
+            read_at=NOW,
+        )
+        asked = {
+            Guard.repeat: drain(remedy=Remedy.reboot_node),
+            Guard.reboot_cap: propose(Verb.reboot),
+            Guard.requeue_cap: requeue(restarts=9),
+            Guard.hourly: drain(2),
+            Guard.cooldown: drain(2),
+        }
+        for guard, proposal in asked.items():
+            assert answer(guard, proposal, known, now=self.AHEAD).kind is not AnswerKind.allow, guard
+
+    def test_the_age_of_slurms_picture_is_by_the_workers_own_clock(self):
+        assert answer(Guard.stale, drain(), facts(read_at=NOW), now=later(hours=1)).kind is AnswerKind.hold

@@ -81,14 +81,16 @@ _OUT = sa.text("""
 SELECT bucket, name,
   sum(least(ended, (bucket + 1) * :step_s) - greatest(began, bucket * :step_s)) / 3600 AS value
 FROM (
-  SELECT CASE state WHEN 'planned' THEN state ELSE held_by END AS name,
-    greatest(0, date_part('epoch', since - CAST(:start AS timestamptz))) AS began,
-    least(:span_s, date_part('epoch', coalesce(until, taken_at) - :start)) AS ended
-  FROM node_states JOIN snapshots USING (cluster)
-  WHERE cluster = :cluster AND state <> 'in_service' AND since < :end AND (until > :start OR until IS NULL)
-) AS held,
--- Not all buckets for each state: most states lie in one.
-LATERAL generate_series(floor(began / :step_s)::int, ceil(ended / :step_s)::int - 1) AS bucket
+  -- Not all buckets for each state: most states lie in one.
+  SELECT *, generate_series(floor(began / :step_s)::int, ceil(ended / :step_s)::int - 1) AS bucket
+  FROM (
+    SELECT CASE state WHEN 'planned' THEN state ELSE held_by END AS name,
+      greatest(0, date_part('epoch', since - CAST(:start AS timestamptz))) AS began,
+      least(:span_s, date_part('epoch', coalesce(until, taken_at) - :start)) AS ended
+    FROM node_states JOIN snapshots USING (cluster)
+    WHERE cluster = :cluster AND state <> 'in_service' AND since < :end AND (until > :start OR until IS NULL)
+  ) AS held
+) AS parts
 GROUP BY 1, 2 ORDER BY 1, 2
 """)
 

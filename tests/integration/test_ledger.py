@@ -508,7 +508,6 @@ def test_a_clock_that_is_ahead_ends_neither_a_pause_nor_a_veto_and_forgets_no_gr
     now = datetime.now(UTC)
     ends = now + timedelta(minutes=10)
     bench.pause(Pause(id="p1", scope="all", name="", by="ann", reason="x", since=now, until=ends))
-    bench.show(snapshot())
     with bench.ledger.transaction() as tx:
         tx.create_run(run())
         tx.grant_slot(msgspec.structs.replace(slot(), granted_at=now))

@@ -341,8 +341,8 @@ def ledger_reading(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def earlier_clock(engine: sa.Engine, now: datetime) -> datetime:
-    """`now`, or the time of the database's clock if that is earlier: one clock that is ahead must neither make
-    everything old, which would be deleted, nor end a wait."""
+    """`now`, or the time of the database's clock if that is earlier: one clock that is ahead must end no
+    wait, and make nothing old, which would be deleted."""
     with ledger_reading(engine) as conn:
         return min(now, conn.execute(sa.select(sa.func.clock_timestamp())).scalar_one())
 

@@ -43,21 +43,21 @@ SELECT pictured.version, pictured.taken_at, json_build_object(
      SELECT cluster, node, incident, run, granted_at, unusable, drained_at FROM slots
      WHERE cluster = :cluster AND released_at IS NULL ORDER BY id) AS item), '[]'),
   'granted', coalesce((SELECT json_agg(granted_at ORDER BY granted_at) FROM slots
-     WHERE cluster = :cluster AND granted_at > least(:now, statement_timestamp()) - interval '1 hour' AND NOT unusable
+     WHERE cluster = :cluster AND granted_at > clock.now - interval '1 hour' AND NOT unusable
        AND (released_at IS NULL OR drained_at IS NOT NULL)), '[]'),
   'pauses', coalesce((SELECT json_agg(item) FROM (
      SELECT id, scope, name, "by", reason, since, until, cluster FROM pauses
-     WHERE ended_at IS NULL AND (until IS NULL OR until > least(:now, statement_timestamp()))
+     WHERE ended_at IS NULL AND (until IS NULL OR until > clock.now)
        AND (cluster IS NULL OR cluster = :cluster) ORDER BY since) AS item), '[]'),
   'requeues', coalesce((SELECT json_agg(item) FROM (
      SELECT job, restarts, at, incident FROM requeues
-     WHERE cluster = :cluster AND at > least(:now, statement_timestamp()) - interval '24 hours' ORDER BY id) AS item), '[]'),
+     WHERE cluster = :cluster AND at > clock.now - interval '24 hours' ORDER BY id) AS item), '[]'),
   'remedies', coalesce((SELECT json_agg(item) FROM (
      SELECT node, remedy, rule, at, incident FROM remedies
-     WHERE cluster = :cluster AND at > least(:now, statement_timestamp()) - interval '24 hours' ORDER BY id) AS item), '[]'),
+     WHERE cluster = :cluster AND at > clock.now - interval '24 hours' ORDER BY id) AS item), '[]'),
   'vetoes', coalesce((SELECT json_agg(item) FROM (
      SELECT node, "by", at, until FROM vetoes
-     WHERE cluster = :cluster AND until > least(:now, statement_timestamp()) ORDER BY id) AS item), '[]'),
+     WHERE cluster = :cluster AND until > clock.now ORDER BY id) AS item), '[]'),
   'modes', coalesce((SELECT json_object_agg(rule, mode) FROM rule_modes), '{}'),
   'trials', coalesce((SELECT json_agg(item) FROM (
      SELECT name, digest, since, "left" FROM rule_texts
@@ -71,7 +71,7 @@ SELECT pictured.version, pictured.taken_at, json_build_object(
             OR run_log.event = 'failed' AND (run_log.doc->'data'->>'final')::boolean)
      ORDER BY run_log.seq DESC LIMIT 10) AS item), '[]'),
   'permits', coalesce((SELECT json_agg(doc ORDER BY id) FROM permits
-     WHERE cluster = :cluster AND at > :now - CAST(:permits_kept AS interval)), '[]'),
+     WHERE cluster = :cluster AND at > clock.now - CAST(:permits_kept AS interval)), '[]'),
   'running', coalesce((SELECT json_object_agg(node, id) FROM runs
      WHERE cluster = :cluster AND state = 'running' AND NOT shadow AND node IS NOT NULL
        AND (doc->>'beside') IS DISTINCT FROM 'true'), '{}'),
@@ -95,7 +95,8 @@ SELECT pictured.version, pictured.taken_at, json_build_object(
          AND (runs.state = 'held' OR runs.state = 'running' AND runs.doc->>'question' IS NOT NULL)) AS held
      WHERE guard = ANY(:capacity) ORDER BY severity, since) AS item), '[]')
 )::text AS facts
-FROM (SELECT) AS always LEFT JOIN snapshots AS pictured ON pictured.cluster = :cluster
+FROM (SELECT least(CAST(:now AS timestamptz), statement_timestamp()) AS now) AS clock -- `GateFacts.earlier`
+LEFT JOIN snapshots AS pictured ON pictured.cluster = :cluster
 """)
 
 SWEEPS = sa.text("""

@@ -96,6 +96,7 @@ class Desk:
             "queue": self.queued.append,
             "tell_detector": self.commands_sent.append,
             "release_slot": self.released.append,
+            "earlier_now": self.clock.now,
         }
         given |= context
         boxes: dict[str, Any] = {

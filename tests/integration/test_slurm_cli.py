@@ -58,6 +58,10 @@ def test_a_job_that_is_being_configured_holds_its_node(small: RealSlurm) -> None
     try:
         # Slurm may show the job a moment before it is configured.
         wait_until(lambda: shown() == [(job, ("CONFIGURING",))], 20, what=f"job {job} has its node")
+    except AssertionError as error:
+        for what in ("job", "node"):
+            error.add_note(small.run("scontrol", "show", what))
+        raise
     finally:
         waits.unlink()
         hands(small).cancel(job)

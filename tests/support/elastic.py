@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,8 @@ class Agents:
             process.kill()
             process.wait()
         for pid in living(started - trackers):
-            os.kill(pid, 9)
+            with suppress(ProcessLookupError):  # ended meanwhile
+                os.kill(pid, 9)
         wait_until(lambda: not living(started), 10, what="nothing of the agents is left")
 
 

@@ -78,7 +78,9 @@ class House:
         self.sensors.bend(CROWDED, lambda body: body["host"].update(procs_running=700))
 
     def steps(self, job: str) -> int:
-        times = self.site.get(f"/jobs/{CLUSTER}/{job}")["step_times"]
+        """0 also where no poll has seen the job yet: it has no page."""
+        page = self.site.api("viewer").get(f"/jobs/{CLUSTER}/{job}").json()
+        times = page.get("step_times")
         return len(times["steps"]) if times else 0
 
     def break_all(self) -> None:

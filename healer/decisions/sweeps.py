@@ -50,6 +50,16 @@ TURNS = 2
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+def sweeps_in(snapshot: SlurmSnapshot | None) -> list[SlurmJob]:
+    """Jobs of sweeps that have not ended."""
+    jobs = snapshot.jobs.values() if snapshot is not None else ()
+    return [
+        job
+        for job in jobs
+        if job.name.startswith(SWEEP_JOBS) and job.unfinished and "COMPLETING" not in job.flags
+    ]
+
+
 def tests_since(rules: Ruleset, cluster: str, now: datetime) -> datetime:
     """Start of the period in which tests are looked up."""
     return now - TURNS * settings_of(rules, cluster).sweep.every

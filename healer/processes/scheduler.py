@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from healer.decisions.sweeps import sweeps_in
 from healer.model import Controller, Ruleset
 from healer.model.run import Rehearsal
 from healer.observations.seal_state import seal_problems
@@ -84,7 +85,7 @@ class Poll:
         self._tree = _Tree(scheduler, stopwatch)
         self._controller = snapshots.controller(cluster)
         self._figures_at = float("-inf")
-        self._rest_s = POLL_S
+        self._rest_s, self._sweeping = POLL_S, False
 
     def __call__(self) -> float:
         begun = self._stopwatch()
@@ -101,6 +102,7 @@ class Poll:
             else:
                 switches = self._tree.of(snapshot.nodes)
                 self._snapshots.put(self._placing.placed(snapshot, self._rules().topology, switches))
+                self._sweeping = bool(sweeps_in(snapshot))
         spent_s = self._stopwatch() - begun
         if problem:
             self._snapshots.failed(self._cluster, str(problem))
@@ -110,7 +112,7 @@ class Poll:
             state = noted(self._asked(problem), state, self._rules().watches, other_cluster=other)
             self._snapshots.put_controller(state)
             self._controller, self._figures_at = state, begun
-        self._rest_s = rest_s(spent_s, state, self._rest_s)
+        self._rest_s = rest_s(spent_s, state, self._rest_s, sweeping=self._sweeping)
         return self._rest_s
 
     def _asked(self, problem: Said | None) -> Controller:

@@ -9,8 +9,8 @@ from concurrent.futures import Executor, Future
 import structlog
 
 from healer.audit import Sealer
-from healer.decisions.sweeps import SWEEP_JOBS
-from healer.model import ENDED_RUN_STATES, SlurmJob, SlurmSnapshot
+from healer.decisions.sweeps import sweeps_in
+from healer.model import ENDED_RUN_STATES, SlurmJob
 from healer.ports.audit_store import WitnessAway
 from healer.ports.scheduling import Scheduler, SchedulerRefused, Snapshots
 from healer.ports.transactions import Ledger
@@ -116,16 +116,6 @@ def leftover_jobs(
 def _still(scheduler: Scheduler, job: SlurmJob, our_users: Collection[str]) -> bool:
     now = scheduler.job(job.id)
     return now is not None and (now.name, now.comment) == (job.name, job.comment) and now.user in our_users
-
-
-def sweeps_in(picture: SlurmSnapshot | None) -> list[SlurmJob]:
-    """Jobs of sweeps that have not ended."""
-    jobs = picture.jobs.values() if picture is not None else ()
-    return [
-        job
-        for job in jobs
-        if job.name.startswith(SWEEP_JOBS) and job.unfinished and "COMPLETING" not in job.flags
-    ]
 
 
 def run_of(job: SlurmJob) -> str:

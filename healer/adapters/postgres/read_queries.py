@@ -81,7 +81,7 @@ class PostgresClusters(SnapshotStore):
                 snapshot_error=error or "",
                 controller=read_controller(conn, cluster),
                 slots=facts.slots,
-                granted_last_hour=sum(at > now - _HOUR for at in facts.granted),
+                granted_last_hour=len(facts.granted_since(facts.earlier(now) - _HOUR)),
                 pauses=facts.pauses,
                 vetoes=facts.vetoes,
                 open_incidents=self._open.read(conn, cluster),

@@ -79,8 +79,11 @@ class House:
 
     def steps(self, job: str) -> int:
         """0 also where no poll has seen the job yet: it has no page."""
-        page = self.site.api("viewer").get(f"/jobs/{CLUSTER}/{job}").json()
-        times = page.get("step_times")
+        answer = self.site.api("viewer").get(f"/jobs/{CLUSTER}/{job}")
+        if answer.status_code == 404:
+            return 0
+        assert answer.status_code == 200, answer.text
+        times = answer.json()["step_times"]
         return len(times["steps"]) if times else 0
 
     def break_all(self) -> None:

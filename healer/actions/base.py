@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import msgspec
@@ -204,6 +205,12 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     def part(self) -> str:
         """The step's key in the run's log: its id, and the job of a `for_each`."""
         return f"{self.step.id}:{self.item}" if self.item is not None else self.step.id
+
+    def waited(self, now: datetime) -> timedelta:
+        """How long this step has lasted. It began after what its run did before, also where a host whose
+        clock was behind dated it earlier."""
+        before = takewhile(lambda entry: entry.step != self.part, self.log)
+        return now - max([self.began_at, *(entry.at for entry in before if entry.at <= now)])
 
     def command(self, kind: CommandKind, **data: Any) -> Command:
         return Command(

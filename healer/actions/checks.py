@@ -19,6 +19,7 @@ from healer.actions.base import (
     read_node,
     read_node_and_jobs,
     reason_given,
+    recent_picture,
     slurm_silent,
     whole_jobs,
 )
@@ -304,15 +305,18 @@ LONGEST_REPORTS = timedelta(minutes=15)
 
 def reports_ended(ctx: Context) -> Result:
     """A failure logs its lines over minutes, and all of them together select the remedy. Passes once nothing
-    new came for `input.still_s`; a clock that is ahead does not end the wait."""
+    new came for `input.still_s` from this step's begin; no host's wrong clock ends the wait."""
     incident, now = ctx.incident, ctx.claim.earlier_now()
     still = timedelta(seconds=int(ctx.step.input["still_s"]))
     if incident is None:
         return Done(say("actions.waits_no_incident"))
+    waited = ctx.waited(now)
     lines = reported_since(incident, ctx.node, incident.opened)
-    last = max([incident.opened, *(line.arrived_at or line.at for line in lines)])
+    last = max([incident.opened, now - waited, *(line.arrived_at or line.at for line in lines)])
     left_s = (last + still - now).total_seconds()
-    if left_s <= 0 or now - ctx.began_at >= LONGEST_REPORTS:
+    if left_s <= 0 or waited >= LONGEST_REPORTS:
+        if recent_picture(ctx, incident.opened) is None:  # dated by a third clock, where hosts are three
+            return Again(say("actions.waits_reports_clock"), LOOK_AGAIN_S)
         return Done(say("actions.waits_reports_over" if left_s <= 0 else "actions.waits_reports_last"))
     return Again(say("actions.waits_reports_more", node=ctx.node), max(1.0, left_s))
 

@@ -235,7 +235,9 @@ class _Drive:
             return
         held = last is not None and last.event is StepEvent.held
         if self._waits_drained(intent) and not held:
-            self.claim.set_state(RunState.waiting, why=intent.why, wake_at=intent.until)
+            # The detector wakes it, by its own clock.
+            wake_at = self.claim.earlier_now() + (intent.until - self.now())
+            self.claim.set_state(RunState.waiting, why=intent.why, wake_at=wake_at)
             return
         question = intent.why if held else None  # shown and paged like any hold by a guard
         wake_at = min(intent.until, self.now() + NAP)
@@ -529,17 +531,18 @@ class _Drive:
     def _in_time(self, ctx: Context, intent: Do, result: Result) -> Result:
         if not isinstance(result, Again) or result.after_s is None:
             return result
-        began = ctx.began_at if result.since is None else max(ctx.began_at, result.since)
-        waited_s = (self.now() - began).total_seconds()
-        if intent.step.do is None:
-            limit_s = intent.step.wait_s
-            if limit_s is None or waited_s <= limit_s:
-                return result
-            text = say("engine.has_waited", hours=waited_s / 3600, text=unstopped(result.text))
-            return Failed(text=text, final=True)
-        if waited_s <= intent.step.timeout_s * intent.attempt:
+        step, has_effect = intent.step, intent.step.do is not None
+        limit_s = step.timeout_s * intent.attempt if has_effect else step.wait_s
+        if limit_s is None or _waited_s(ctx, result, self.now()) <= limit_s:
             return result
-        return Failed(text=say("engine.not_read_back", limit_s=intent.step.timeout_s, text=result.text))
+        # Only now is the ledger's clock read: ours may be ahead.
+        waited_s = _waited_s(ctx, result, self.claim.earlier_now())
+        if waited_s <= limit_s:
+            return result
+        if has_effect:
+            return Failed(text=say("engine.not_read_back", limit_s=step.timeout_s, text=result.text))
+        text = say("engine.has_waited", hours=waited_s / 3600, text=unstopped(result.text))
+        return Failed(text=text, final=True)
 
     def _context(self, intent: Do, incident: Incident | None = None) -> Context:
         """`incident`: the incident as just read; if omitted, it is read now."""
@@ -681,3 +684,8 @@ def _says_the_same(last: LogEntry | None, result: Again, intent: Do) -> bool:
         return False
     then, now = (bool(each.data.get(BEFORE)) for each in (last, result))
     return (last.text, last.attempt, then) == (result.text, intent.attempt, now)
+
+
+def _waited_s(ctx: Context, result: Again, now: datetime) -> float:
+    waited = ctx.waited(now) if result.since is None else min(ctx.waited(now), now - result.since)
+    return waited.total_seconds()

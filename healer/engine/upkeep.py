@@ -379,12 +379,12 @@ def _update_breaker(walk: Walk) -> None:
 
 
 def _canary_state(walk: Walk, canary: Run | None) -> RunState:
-    """What the canary shows: a lasting drain is a success; a canary that ended before it took a node counts
-    as cancelled."""
+    """What the canary shows: a lasting drain is a success, as is a repair that waits for a person; a canary
+    that ended before it took a node counts as cancelled."""
     if canary is None:
         return RunState.cancelled
-    if canary.state is RunState.running and _has_drained(walk, canary.id):
-        return RunState.waiting
+    if canary.state is RunState.running or (canary.state is RunState.waiting and canary.wake_at is not None):
+        return RunState.waiting if _has_drained(walk, canary.id) else RunState.running
     if canary.state is RunState.done and not _has_taken(walk, canary):
         return RunState.cancelled
     return canary.state

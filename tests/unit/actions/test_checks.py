@@ -18,6 +18,15 @@ def drained() -> Site:
     return site
 
 
+def drive_at_once(site: Site, run: Run, *, ahead: timedelta = timedelta(0)) -> None:
+    """A detector wakes the run, and a worker whose clock is so far ahead drives it."""
+    runs = site.ledger.tables.runs
+    runs[run.id] = msgspec.structs.replace(runs[run.id], state=RunState.running, wake_at=None)
+    site.look()
+    tools = msgspec.structs.replace(site.driver.tools, now=lambda: site.now + ahead)
+    Driver(site.ledger, lambda: site.rules, tools).drive(run.id)
+
+
 def resume(site: Site) -> Run:
     """A person asks for the node's return, as the API takes it; the state of the run after some seconds."""
     (old,) = [run for run in site.runs if run.by == "healer"]
@@ -100,11 +109,38 @@ def test_a_workers_clock_that_is_ahead_does_not_end_the_wait_for_the_last_report
     (run,) = site.runs
     waits = [entry for entry in site.log(run.id) if entry.step == "told"]
     assert [entry.event for entry in waits][-1] is StepEvent.waiting
-    ahead = msgspec.structs.replace(site.driver.tools, now=lambda: site.now + timedelta(hours=1))
-    worker = Driver(site.ledger, lambda: site.rules, ahead)
     site.clock.advance(240)
-    site.look()
-    worker.drive(run.id)
+    drive_at_once(site, run, ahead=timedelta(hours=1))
     assert [entry.event for entry in site.log(run.id) if entry.step == "told"][-1] is StepEvent.waiting
     site.run_for(120)
     assert [entry.event for entry in site.log(run.id) if entry.step == "told"][-1] is StepEvent.done
+
+
+def test_hosts_whose_clocks_were_behind_do_not_shorten_the_wait_for_the_last_reports() -> None:
+    """API, detector and the worker that began the wait were on a host whose clock was an hour behind."""
+    site = drained()
+    site.run_for(20)
+    (run,), hour = site.runs, timedelta(hours=1)
+    log, replace = site.ledger.tables.log, msgspec.structs.replace
+    (began,) = site.log(run.id, "told")
+    woken = {"wake_at": (site.now - hour).isoformat()}
+    log[run.id][log[run.id].index(began)] = replace(began, at=began.at - hour, data=woken)
+    heard = tuple(replace(one, at=one.at - hour, arrived_at=one.at - hour) for one in site.incident.evidence)
+    with site.ledger.transaction() as tx:
+        tx.save_incident(replace(site.incident, opened=site.incident.opened - hour, evidence=heard))
+    site.clock.advance(240)
+    drive_at_once(site, run)
+    assert site.log(run.id, "told")[-1].event is StepEvent.waiting
+    site.run_for(120)
+    assert site.log(run.id, "told")[-1].event is StepEvent.done
+
+
+def test_a_clock_that_is_ahead_does_not_use_up_a_steps_time() -> None:
+    site = Site(8)
+    site.slurm.add_job(required=[name(1)], requeue=False)
+    site.run_for(5)
+    site.run_for(340, *site.say(1, LOST))
+    (run,) = site.runs
+    assert site.log(run.id, "empty")[-1].event is StepEvent.waiting
+    drive_at_once(site, run, ahead=timedelta(days=8))
+    assert site.log(run.id, "empty")[-1].event is StepEvent.waiting

@@ -277,6 +277,10 @@ def test_the_breaker_closes_by_its_canarys_state_without_any_news() -> None:
     site.ledger.tables.commands.clear()
     site.walk()
     assert site.ledger.tables.breaker is not None
+    assert site.ledger.tables.breaker.state is BreakerState.half_open  # it waits on its drained node
+    site.clock.advance(COOLDOWN.total_seconds())
+    site.look()
+    site.walk()
     assert site.ledger.tables.breaker.state is BreakerState.closed
 
 

@@ -146,6 +146,7 @@ _JSON_FILES = typer.Argument(
 )
 _JOB = typer.Option(None, "--job", help="The job, for objects without one.")
 _NODE = typer.Option(None, "--node", help="The node, for objects without one.")
+_NODE_OF_SAMPLES = typer.Option(None, "--node", help="The node, for samples without one.")
 
 
 def metrics(
@@ -155,7 +156,7 @@ def metrics(
     json: bool = AS_JSON,
 ) -> None:
     """Send metrics, columnar by node. Exits with 1 if some were rejected."""
-    _send_objects("metrics", files, {"node": node, "cluster": cluster}, "entry", json)
+    _send_objects("metrics", files, _filled(node=node, cluster=cluster), "entry", json)
 
 
 def step_times(
@@ -163,6 +164,7 @@ def step_times(
     job: str | None = _JOB,
     cluster: str | None = CLUSTER,
     *,
+    node: str | None = _NODE_OF_SAMPLES,
     from_log: Path | None = typer.Option(
         None, "--from-log", help="Read the log of a training instead (- is standard input)."
     ),
@@ -178,7 +180,8 @@ def step_times(
 
         if files:
             raise Failed(say("commands.log_or_files"))
-        send_step_log.send(from_log, form, job, cluster, follow=follow, json=json)
+        outer = given({"job": job, "cluster": cluster})
+        send_step_log.send(from_log, form, outer, given({"node": node}), follow=follow, json=json)
         return
     if follow or form != "auto":
         raise Failed(say("commands.needs_from_log"))
@@ -187,8 +190,15 @@ def step_times(
         rows = body.get("samples")
         return len(rows) if isinstance(rows, list) else 0
 
-    outer = {"job": job, "cluster": cluster}
-    _send_objects("step-times", files, outer, "sample", json, count=samples)
+    around, inside = _filled(job=job, cluster=cluster), _filled(node=node)
+
+    def filled(body: dict[str, Any]) -> dict[str, Any]:
+        if not samples(body):
+            return around(body)
+        rows = [inside(row) if isinstance(row, dict) else row for row in body["samples"]]
+        return around(body) | {"samples": rows}
+
+    _send_objects("step-times", files, filled, "sample", json, count=samples)
 
 
 def checkpoints(
@@ -198,7 +208,7 @@ def checkpoints(
     json: bool = AS_JSON,
 ) -> None:
     """Send a job's checkpoints. Exits with 1 if some were rejected."""
-    _send_objects("checkpoints", files, {"job": job, "cluster": cluster}, "entry", json)
+    _send_objects("checkpoints", files, _filled(job=job, cluster=cluster), "entry", json)
 
 
 def openmetrics(
@@ -263,10 +273,19 @@ def _whole(path: Path) -> bytes:
         return file.read()
 
 
+_Fill = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _filled(**values: str | None) -> _Fill:
+    """Gives an object those of these fields that it lacks."""
+    fields = given(values)
+    return lambda item: fields | item
+
+
 def _send_objects(
     route: str,
     files: list[Path] | None,
-    outer: dict[str, str | None],
+    fill: _Fill,
     noun: str,
     json: bool,
     *,
@@ -275,7 +294,7 @@ def _send_objects(
     total = Total(noun)
     with Client() as api:
         for batch in batches(_objects(files or [Path("-")]), _MOST):
-            objects = [given(outer) | item for item in batch]
+            objects = [fill(item) for item in batch]
             content = msgspec.json.encode(objects)
             answer = _post(api, route, content, "application/json")
             total.add(answer, sum(map(count, objects)))

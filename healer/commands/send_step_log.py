@@ -23,18 +23,21 @@ _CHUNK = 1 << 20
 Line = tuple[str, datetime | None]
 
 
-def send(path: Path, form: str, job: str | None, cluster: str | None, *, follow: bool, json: bool) -> None:
-    """Sends the steps of the log as those of rank 0, because a log is about all ranks together."""
+def send(
+    path: Path, form: str, outer: dict[str, Any], inner: dict[str, Any], *, follow: bool, json: bool
+) -> None:
+    """Sends the steps of the log as those of rank 0, because a log is about all ranks together. `outer` and
+    `inner`: fields of each body and of each sample."""
     if form not in FORMATS:
         raise Failed(say("commands.of_field", field="--format", text=not_one_of(form, FORMATS)))
     if follow and str(path) == "-":
         raise Failed(say("commands.follow_needs_file"))
-    outer = _outer(job, cluster)
+    outer = _of_job(outer)
     total, reader = Total("step"), LogReader(form)
     with Client() as api:
         try:
             for samples in _batches(path, reader, follow):
-                body = outer | {"samples": samples}
+                body = outer | {"samples": [inner | sample for sample in samples]}
                 answer = patiently(lambda body=body: api.post("/signals/step-times", body))
                 total.add(answer, len(samples))
         except KeyboardInterrupt:
@@ -52,13 +55,13 @@ def _nothing(path: Path, reader: LogReader) -> Said:
     return say("commands.log_no_steps", name=name)
 
 
-def _outer(job: str | None, cluster: str | None) -> dict[str, Any]:
-    job = job or os.environ.get("SLURM_JOB_ID")
+def _of_job(outer: dict[str, Any]) -> dict[str, Any]:
+    """With the job and its restart count, by default those of the Slurm job that this runs in."""
+    job = outer.get("job") or os.environ.get("SLURM_JOB_ID")
     if not job:
         raise Failed(say("commands.log_no_job"))
     restart = os.environ.get("SLURM_RESTART_COUNT", "")
-    outer: dict[str, Any] = {"job": job, "restart": int(restart) if restart.isdecimal() else 0}
-    return outer | ({"cluster": cluster} if cluster else {})
+    return {**outer, "job": job, "restart": int(restart) if restart.isdecimal() else 0}
 
 
 def _batches(path: Path, reader: LogReader, follow: bool) -> Iterator[list[dict[str, Any]]]:

@@ -89,6 +89,23 @@ def test_step_times_count_samples(send: Send, served: tuple[Api, httpx.Client]) 
     assert [one.job for one in served[0].samples.new()[1]] == ["4711"]
 
 
+def test_step_times_take_the_node_for_samples_without_one(
+    send: Send, served: tuple[Api, httpx.Client], tmp_path: Path
+) -> None:
+    samples = [
+        {"step": 1, "rank": 0, "step_s": 1.0},
+        {"step": 1, "rank": 1, "step_s": 1.0, "node": "gpu0002"},
+    ]
+    done = send("step-times", "--job", "4711", "--node", "gpu0001", given=json.dumps({"samples": samples}))
+    assert (done.exit_code, done.stdout[:10]) == (0, "2 accepted")
+    log = tmp_path / "train.log"
+    log.write_text(" iteration 10/ 100 | elapsed time per iteration (ms): 1000.0 | lm loss: 2.0E+00 |\n")
+    done = send("step-times", "--job", "4712", "--node", "gpu0003", "--from-log", str(log))
+    assert (done.exit_code, done.stdout[:10]) == (0, "1 accepted")
+    stored = {one.job: [one.nodes[place] for place in one.node] for one in served[0].samples.new()[1]}
+    assert stored == {"4711": ["gpu0001", "gpu0002"], "4712": ["gpu0003"]}
+
+
 def test_a_checkpoint_twice_is_a_duplicate(send: Send) -> None:
     body = json.dumps({"restart": 0, "step": 100, "path": "/ckpt/100", "durable": True})
     assert send("checkpoints", "--job", "4711", given=body).stdout.startswith("1 accepted")

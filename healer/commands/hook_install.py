@@ -263,7 +263,7 @@ def _warn(plan: Plan, text: str) -> None:
         given = value_of(text, f"{name}Timeout") or value_of(text, "PrologEpilogTimeout")
         if given is None:
             plan.warnings.append(say("commands.hook_no_timeout", name=name))
-        elif given.isdigit() and 0 < int(given) < LEAST_TIMEOUT_S:
+        elif given.isdecimal() and 0 < int(given) < LEAST_TIMEOUT_S:
             plan.warnings.append(say("commands.hook_timeout", name=name, given=given, least=LEAST_TIMEOUT_S))
 
 

@@ -95,7 +95,7 @@ def lock(data_dir: Path) -> int:
 
 
 def _lives(holder: str) -> bool:
-    if not holder.isdigit():
+    if not holder.isdecimal():
         return False
     try:
         os.kill(int(holder), 0)

@@ -89,7 +89,7 @@ def describe_fault(rules: Ruleset, fault: str) -> Said:
     """`Xid 43: …`: the code and its catalogue text; for other faults the title."""
     kind, _, code = fault.partition("-")
     entries = rules.xids if kind == "xid" else rules.sxids if kind == "sxid" else {}
-    entry = entries.get(int(code)) if code.isdigit() else None
+    entry = entries.get(int(code)) if code.isdecimal() else None
     label = fault_label(rules, fault)
     return say("incidents.fault", label=label, text=quoted(entry.text)) if entry is not None else label
 

@@ -268,7 +268,7 @@ def _task_words(status: int, body: Mapping[str, Any]) -> Said | None:
 
 def _retry_after_s(value: str | None) -> float | None:
     """Seconds of Retry-After, a minute at most; dates are ignored, because clocks of BMCs are often wrong."""
-    return min(60.0, float(value)) if value and value.strip().isdigit() else None
+    return min(60.0, float(value)) if value and value.strip().isdecimal() else None
 
 
 def _failed_before_answer(node: str, error: Exception, left_s: float) -> BmcError:

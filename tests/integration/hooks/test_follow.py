@@ -287,6 +287,23 @@ def test_a_spoilt_line_of_the_spool_costs_no_other(
     assert node.state()["lost"] == lost
 
 
+@pytest.mark.parametrize("name", ["lines.²", "lines.٢", "lines.02", "lines.2.bak"])
+def test_a_file_of_another_name_in_the_spool_stops_nothing(tmp_path: Path, hub: Hub, name: str) -> None:
+    with following(tmp_path, hub.url) as node:
+        folder = node.spool / "follow"
+        folder.mkdir(parents=True, mode=0o700)
+        for path in (folder / "lines.1", folder / name):
+            path.write_text(json.dumps({"boot_id": BOOT, "line": f"NVRM: {path.name}"}) + "\n")
+        script = (
+            "print([line.decode() for line in one.store.peek()]); one.store.done(1)\n"
+            'one.store.add(1, b\'{"line": "new"}\'); one.store.park()\n'
+            "print(one.store.segments, one.store.state['lost'])\n"
+        )
+        found, kept = within(node, script).splitlines()
+        assert "NVRM: lines.1" in found and kept == "[2] 0"
+        assert (folder / name).exists()
+
+
 def test_a_delivered_file_that_cannot_be_removed_blocks_none_after_it(node: Following, hub: Hub) -> None:
     """As on a disk whose errors made it read-only for a while."""
     folder = node.spool / "follow"

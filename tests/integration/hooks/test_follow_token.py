@@ -111,6 +111,35 @@ def test_where_it_cannot_be_saved_a_token_lasts_as_long_as_the_follower(node: Fo
     assert shown(hub) == {NEW} and "the new token cannot be saved" in node.printed()
 
 
+def test_a_token_is_saved_once_its_disk_takes_it(node: Following, hub: Hub) -> None:
+    """healer has ended the one in the file, which the hook reads."""
+    has_token(node, ENROLLED, days=1)
+    hub.answers.extend([(401, {}, {"detail": "this needs a token"}), RENEWED])
+    starts(node, "--kmsg", str(node.kmsg))
+    wait_until(lambda: len(hub.beats()) > 1, 20, what="two heartbeats")
+    assert shown(hub) == {NEW} and node.token.read_text() == ENROLLED + "\n"
+    assert node.process is not None
+    into = ["nsenter", f"--target={node.process.pid}", "--mount"]
+    subprocess.run([*into, "mount", "-o", "remount,bind,rw", str(node.token.parent)], check=True)
+    wait_until(lambda: node.token.read_text() == NEW + "\n", 20, what="the token is saved")
+
+
+def test_a_token_that_a_person_put_there_meanwhile_stays(node: Following) -> None:
+    script = (
+        "import os; path = one.token.path; folder = os.path.dirname(path)\n"
+        "os.rename(folder, folder + '.away'); open(folder, 'w').close()\n"
+        f"try: one.token.keep({NEW!r})\n"
+        "except follow.Trouble as trouble: print(trouble)\n"
+        "os.unlink(folder); os.rename(folder + '.away', folder)\n"
+        f"with open(path, 'w') as file: file.write({MADE_BY_HAND!r})\n"
+        "one.token.save()\n"
+        "with open(path) as file: print(one.token.current(), file.read())\n"
+    )
+    has_token(node, ENROLLED, days=1)
+    why, kept = within(node, script).splitlines()
+    assert "cannot be saved" in why and kept == f"{MADE_BY_HAND} {MADE_BY_HAND}"
+
+
 @pytest.mark.parametrize("days", [None, 1])
 def test_enrolling_by_hand_fails_where_the_token_cannot_be_saved(
     node: Following, hub: Hub, days: int | None

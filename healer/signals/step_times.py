@@ -5,9 +5,11 @@ is of rank 0; one without `step` is numbered by the second of its time, so that 
 separate and in order.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -134,10 +136,8 @@ def _bodies(raw: bytes, rejects: Rejects) -> list[_Entry]:
     """The bodies of a request; invalid samples go to `rejects`."""
     try:
         decoded = _fast.decode(raw)
-    except msgspec.ValidationError:
-        return _one_by_one(raw, rejects)
-    except NOT_JSON as error:
-        raise BadBody(say("signals.not_json", error=said_by(error))) from None
+    except NOT_JSON:
+        return _one_by_one(_any_json(raw), rejects)
     bodies = decoded if isinstance(decoded, list) else [decoded]
     _check_size(len(bodies), sum(len(body.samples) for body in bodies))
     for body in bodies:
@@ -145,13 +145,22 @@ def _bodies(raw: bytes, rejects: Rejects) -> list[_Entry]:
     return [_Entry(body, len(body.samples), list(enumerate(body.samples))) for body in bodies]
 
 
-def _one_by_one(raw: bytes, rejects: Rejects) -> list[_Entry]:
+def _any_json(raw: bytes) -> Any:
+    """Also what Python's json writes and JSON does not have: a bare NaN or Infinity. Raises BadBody."""
+    try:
+        return _any.decode(raw)
+    except NOT_JSON as error:
+        if b"NaN" in raw or b"Infinity" in raw:
+            with suppress(ValueError, RecursionError):
+                decoded = json.loads(raw)
+                msgspec.json.encode(decoded)  # half a letter, which no answer could name, is not JSON either
+                return decoded
+        raise BadBody(say("signals.not_json", error=said_by(error))) from None
+
+
+def _one_by_one(decoded: Any, rejects: Rejects) -> list[_Entry]:
     """The same if something is invalid: only the invalid sample is lost. The structure around it must be
     valid."""
-    try:
-        decoded = _any.decode(raw)
-    except NOT_JSON as error:
-        raise BadBody(say("signals.not_json", error=said_by(error))) from None
     items = decoded if isinstance(decoded, list) else [decoded]
     found: list[_Entry] = []
     start = 0
@@ -226,6 +235,10 @@ def _check_whole(sample: StepSample) -> None:
         raise BadEntry(say("signals.open_s_needs"))
 
 
+def _result(value: float | str) -> float:
+    return math.inf if isinstance(value, str) or not math.isfinite(value) else value
+
+
 def _batch(
     body: _Body,
     cluster: str,
@@ -247,7 +260,7 @@ def _batch(
         return np.array(values, np.float64)
 
     def result(values: Sequence[float | str | None]) -> NDArray[np.float64]:
-        return measure([math.inf if isinstance(value, str) else value for value in values])
+        return measure([None if value is None else _result(value) for value in values])
 
     at = [when.timestamp() for _, when in rows]
     step = [int(when) if number is None else number for number, when in zip(columns["step"], at, strict=True)]

@@ -141,6 +141,27 @@ def test_envelope_around_the_samples_must_be_valid(body: Any, reason: str) -> No
         take(body)
 
 
+def test_numbers_that_json_does_not_have_cost_their_own_row_or_none() -> None:
+    """Python's json writes a bare NaN or Infinity, and a loss becomes one when a training diverges."""
+    good, nan, infinite = {"step_s": 1, "rank": 7}, float("nan"), float("inf")
+    news = [good | {"loss": nan}, good | {"grad_norm": infinite}, good | {"loss": -infinite}]
+    bad = [good | {"compute_s": nan}, {"step_s": infinite}, good | {"step": nan}]
+    taken = take([{"job": 1, "samples": [*news, good]}, {"job": 1, "samples": [*bad, good]}])
+    first, second = taken.batches
+    assert (np.isinf(first.loss).tolist(), np.isinf(first.grad_norm).tolist()) == (
+        [True, False, True, False],
+        [False, True, False, False],
+    )
+    assert len(second.rank) == 1 and taken.accepted == 5
+    assert [(one.index, one.reason.partition(":")[0]) for one in taken.rejected] == [
+        (4, "compute_s"), (5, "step_s"), (6, "step"),
+    ]  # fmt: skip
+    half = rb'{"cluster": "\ud800", "job": 1, "samples": [{"step_s": NaN}]}'
+    for raw in (b'{"job": 1, "samples": [NaN', b'{"job": NaN, "samples": []}', b"NaN", half):
+        with pytest.raises(BadBody):
+            step_batches(raw, known, NOW, cluster="pod1")
+
+
 def test_all_wrong_samples_are_counted_and_a_few_listed() -> None:
     wrong = [{"step_s": -1}] * 700
     for samples in ([*wrong, *wrong, {"step_s": 1}], [*wrong, *wrong[1:], {"step_s": "x"}, {"step_s": 1}]):

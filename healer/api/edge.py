@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from enum import Enum
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fastapi import FastAPI
 from prometheus_client import Counter
@@ -45,6 +45,8 @@ REQUEST_S = WHOLE_S + 15.0
 IDLE_S = 75
 #: File descriptors for anything but senders: database, rule files, listening sockets.
 _OWN_FILES = 256
+#: So many bytes of a refused body are read on: a sender that writes all of it first reads the answer then.
+LINGER_BYTES = 40 * 1024 * 1024
 #: Share of all connections for one address; a proxy in front of many senders needs some hundred.
 PEER_SHARE, PEER_LEAST = 0.25, 200
 _ENDED = counter(
@@ -84,6 +86,28 @@ class _Place(Enum):
     end = 2
 
 
+class _Lingering:
+    """A transport as uvicorn sees it, which closes it at once after a refusal. The system resets a connection
+    that ends with bytes unread, and a sender that still writes its body would never see the answer: where
+    `lingers` says so, what still comes is read first. A second `close` ends it."""
+
+    def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool]) -> None:
+        self._transport, self._lingers, self._is_left = transport, lingers, False
+        self.write = transport.write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._is_left or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing() or not self._lingers():
+            self._transport.close()
+        else:
+            self._is_left = True
+
+
 class _Bounded(HttpToolsProtocol):
     """uvicorn's protocol within `bounds`; `peers` counts the connections of each address."""
 
@@ -93,11 +117,13 @@ class _Bounded(HttpToolsProtocol):
     _peer: str | None = None
     #: What the next bytes belong to.
     _place = _Place.head
+    #: Bytes that came after the connection's last answer.
+    _unread = 0
     #: In the client's certificate.
     _names: tuple[str, ...] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, _Lingering(transport, self._lingers)))
         peer = self.client[0] if self.client else ""
         if len(self.connections) > self.bounds.total or self.peers[peer] >= self.bounds.of_peer:
             _ENDED.labels("too_many").inc()
@@ -118,6 +144,11 @@ class _Bounded(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            self._unread += len(data)
+            if self._unread > LINGER_BYTES:
+                self.transport.close()
+            return
         if self._place is _Place.end and self._answered():
             self._place = _Place.head  # the next request of this connection begins
             self._stop()
@@ -160,6 +191,21 @@ class _Bounded(HttpToolsProtocol):
         lines += [b"%b: %b" % header for header in headers]
         self.transport.write(b"\r\n".join([*lines, b"", bytes(answer.body)]))
         self.transport.close()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._answered():
+            self.transport.close()  # also where it lingers
+
+    def _lingers(self) -> bool:
+        """Whether the sender still writes a body that was answered; then for as long as any body may take."""
+        if self._place is not _Place.body or not self._answered():
+            return False
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._within(self.bounds.request_s, self.transport.close)
+        return True
 
     def _answered(self) -> bool:
         return self.cycle is None or self.cycle.response_complete

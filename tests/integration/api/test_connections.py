@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from ipaddress import ip_network
 
@@ -13,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from healer.api.edge import IDLE_S, Bounds, uvicorn_settings
+from healer.api import edge
+from healer.api.edge import Bounds, uvicorn_settings
 from healer.api.site_address import SiteNames
 from tests.support.api import XID_79, Api
 from tests.support.wait import wait_until
@@ -25,10 +27,9 @@ ACCEPTED = b'{"accepted":1,"duplicates":0,"unrecognised":0,"rejected":[]}'
 @pytest.fixture
 def server(fresh_database: sa.Engine, request: pytest.FixtureRequest) -> Iterator[Server]:
     """The application behind healer's own protocol, with two seconds for a head and for a request. The
-    parameter: seconds between two requests."""
+    parameter: other bounds."""
     api = Api(fresh_database)
-    idle_s = getattr(request, "param", IDLE_S)
-    bounds = Bounds(total=20, of_peer=20, head_s=2.0, request_s=2.0, idle_s=idle_s)
+    bounds = Bounds(total=20, of_peer=20, head_s=2.0, request_s=2.0)._replace(**getattr(request, "param", {}))
     config = uvicorn.Config(
         api.app, host="127.0.0.1", port=0, log_level="warning", access_log=False, **uvicorn_settings(bounds)
     )
@@ -209,7 +210,7 @@ def test_a_body_that_does_not_come_ends_the_connection(server: Server, answered_
     wait_until(lambda: api.app.state.preamble.receiver.held == 0, 30, what="nothing of the body is held")
 
 
-@pytest.mark.parametrize("server", [1], indirect=True)
+@pytest.mark.parametrize("server", [{"idle_s": 1}], indirect=True)
 @pytest.mark.parametrize("refused", [False, True], ids=["answered", "refused before its body was whole"])
 def test_a_connection_that_idles_is_ended_and_one_in_use_is_not(server: Server, refused: bool) -> None:
     api, port = server
@@ -240,6 +241,39 @@ def test_a_connection_that_idles_is_ended_and_one_in_use_is_not(server: Server, 
             using.join()
         used.sendall(b"".join(post(api, 1)))
         assert b"202 Accepted" in until(used, b"rejected")
+
+
+def refused_unread(api: Api, length: int) -> bytes:
+    """The head of a body that is too long, as urllib sends it."""
+    head = post(api, 1, more="Connection: close\r\n")[0]
+    return head.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n" % length
+
+
+@pytest.mark.parametrize("server", [{"request_s": 60.0}], indirect=True)
+def test_a_sender_sees_why_its_body_was_refused_though_it_writes_all_of_it_first(server: Server) -> None:
+    api, port = server
+    length = 40 * 2**20
+    with connected(port) as link:
+        link.sendall(refused_unread(api, length))
+        piece = b" " * 2**20
+        for _ in range(0, length, len(piece)):
+            link.sendall(piece)
+        assert rest(link).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["nothing more", "without end"])
+def test_a_refused_body_is_read_on_for_a_bounded_time_and_size(
+    server: Server, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    monkeypatch.setattr(edge, "LINGER_BYTES", 2**20)
+    api, port = server
+    with connected(port) as link:
+        link.sendall(refused_unread(api, 2**30))
+        assert rest(link).startswith(b"HTTP/1.1 413"), "the answer does not wait for the body"
+        with pytest.raises(ConnectionError):
+            while True:  # until the connection has ended
+                link.sendall(b" " * 2**20 if fast else b" ")
+                time.sleep(0.0 if fast else 0.2)
 
 
 def test_a_named_proxy_may_say_who_asks_and_a_sender_of_signals_may_too(server: Server) -> None:

@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import Path, Query, Request
@@ -47,6 +48,16 @@ def _without_nul(words: str) -> str:
         raise ValueError("holds a NUL")
     return words.strip()
 
+
+def _in_utc(moment: datetime) -> datetime:
+    """The database stores UTC. Of a later year than 9999 it answers text that no part can read."""
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("lies outside the years 1 to 9999 in UTC") from None
+
+
+Moment = Annotated[AwareDatetime, Strict(False), AfterValidator(_in_utc)]
 
 #: `Text` in the query, where it may be empty.
 TextInQuery = Annotated[str, Query(max_length=WORDS_MAX), AfterValidator(_without_nul)]
@@ -136,7 +147,7 @@ class ApproveBody(Reason):
     another by now."""
 
     restart: Restart = []
-    approve_until: Annotated[AwareDatetime, Strict(False)] | None = None
+    approve_until: Moment | None = None
 
 
 class RetryBody(Reason):
@@ -162,7 +173,7 @@ class PauseBody(Body):
     name: Word | None = None
     cluster: Word | None = None
     reason: Text
-    until: Annotated[AwareDatetime, Strict(False)] | None = None
+    until: Moment | None = None
 
 
 class BreakerBody(Body):
@@ -170,7 +181,7 @@ class BreakerBody(Body):
 
     cluster: Word | None = None
     reason: Text
-    since: Annotated[AwareDatetime, Strict(False)] | None = None
+    since: Moment | None = None
 
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")

@@ -107,6 +107,8 @@ def test_a_dry_run_does_nothing(served: Served) -> None:
         ("/api/v1/pauses", {"scope": "moon", "reason": "x"}, "scope"),
         ("/api/v1/pauses", {"reason": "x", "until": "2020-01-01T00:00:00Z"}, "until"),
         ("/api/v1/pauses", {"reason": "x", "until": "2099-01-01T00:00:00"}, "until"),
+        # In UTC this is the year 10000. The database stores it, and then no part could read any pause.
+        ("/api/v1/pauses", {"reason": "x", "until": "9999-12-31T23:59:59-14:00"}, "until"),
         ("/api/v1/rules/gpu-lost/mode", {"mode": "auto"}, "reason"),
         ("/api/v1/breaker/reset", {}, "reason"),
     ],

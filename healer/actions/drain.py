@@ -214,8 +214,9 @@ def _undo_drain(ctx: Context) -> Result:
     node = read_node(ctx)
     half = ctx.asked and node.base == "DOWN" and node.reason == _AWAY  # a worker died within `_lift_drain`
     if not node.drain or not (half or is_ours(node.reason, ctx.run.incident or ctx.run.id)):
-        # A worker lifted it and died before it released the slot. The slot of another incident's drain stays.
-        if ctx.asked and not (node.drain and is_ours(node.reason)):
+        if node.drain and is_ours(node.reason):  # another incident's drain stays, and so does its slot
+            return Done(say("actions.drain_done_other", reason=node.reason))
+        if ctx.asked:  # a worker lifted it and died before it released the slot
             ctx.claim.release_slot("the drain was undone")
         return Done(say("actions.drain_gone"))
     if not half and (holder := holder_of(node, last_drain_reason(ctx.log))):  # they added to our reason

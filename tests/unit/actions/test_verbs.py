@@ -170,7 +170,8 @@ def test_an_undo_frees_no_slot_of_a_drain_of_another_incident() -> None:
     desk = Desk(asked=True)
     assert DRAIN.undo is not None
     desk.slurm.drain(NODE, "healer:gpu-fatal inc:ffffffff x")
-    assert isinstance(DRAIN.undo(desk.ctx), Done)
+    left = DRAIN.undo(desk.ctx)
+    assert isinstance(left, Done) and "inc:ffffffff" in str(left.text)  # it says that healer's drain stays
     assert desk.slurm.node(NODE).drain and desk.released == []
     desk.slurm.resume(NODE)
     assert isinstance(DRAIN.undo(desk.ctx), Done)

@@ -146,8 +146,14 @@ class IncidentQueries(Protocol):
 
 class RunQueries(Protocol):
     def page(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]: ...
-    def find(self, run: str) -> Run | None: ...
-    def record(self, run: str) -> RunRecord | None: ...
+
+    def find(self, run: str) -> Run | None:
+        """By id, or by its first 8 or more characters (as in Slurm's reason), if only one fits."""
+        ...
+
+    def record(self, run: str) -> RunRecord | None:
+        """As `find`, with its log and decisions."""
+        ...
 
     def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
         """By incident: the newest run that works on it and has not ended."""

@@ -464,6 +464,26 @@ def test_the_run_at_work_is_the_newest_that_has_not_ended(fresh_database: sa.Eng
     assert {name: run.id for name, run in found.items()} == {one.id: "r1"}
 
 
+def test_a_run_is_found_by_the_short_id_that_slurms_reason_shows(fresh_database: sa.Engine) -> None:
+    kept = ["ce9329f12ea2398e1430c2bd9083c240", "ce9329f12ea2398e00000000ffffffff"]
+    with fresh_database.begin() as conn:
+        for name in kept:
+            save_run(
+                conn,
+                Run(
+                    id=name, cluster=CLUSTER, playbook="drain", state=RunState.waiting, by="ada", reason="x",
+                    created_at=NOW,
+                ),
+            )  # fmt: skip
+            entry = LogEntry(run=name, at=NOW, epoch=1, step="drain", event=StepEvent.started, text="")
+            write_entries(conn, [entry])
+    found = queries_of(fresh_database).runs
+    for short, run in ((kept[0][:17], kept[0]), (kept[0], kept[0]), (kept[0][:8], None), ("ce9329f", None)):
+        one, record = found.find(short), found.record(short)
+        assert (one and one.id) == (record and record.run.id) == run
+        assert record is None or len(record.log) == 1
+
+
 def test_a_storm_of_held_runs_hides_none_that_asks(fresh_database: sa.Engine) -> None:
     PostgresSnapshots(fresh_database).put(snapshot())
     with fresh_database.begin() as conn:

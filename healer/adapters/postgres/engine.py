@@ -616,5 +616,18 @@ def contains(text: str) -> str:
     return "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
 
 
+#: The shortest prefix of an id that identifies a row: the length in Slurm's drain reason.
+SHORT_ID = 8
+
+
+def row_named(conn: sa.Connection, query: sa.Select, ids: sa.ColumnElement, name: str) -> sa.Row | None:
+    """The row with this id, or the only one whose id begins with `name`."""
+    found = conn.execute(query.where(ids == name)).first()
+    if found is None and len(name) >= SHORT_ID and name.isalnum():
+        some = conn.execute(query.where(begins(ids, name)).limit(2)).all()
+        return some[0] if len(some) == 1 else None
+    return found
+
+
 def begins(column: sa.ColumnElement, text: str) -> sa.ColumnElement[bool]:
     return column.startswith(text, autoescape=True)

@@ -13,11 +13,11 @@ from healer.adapters.postgres.engine import (
     contains,
     matches,
     pick,
-    read_doc,
     read_docs,
     read_page,
     read_structs,
     reading,
+    row_named,
     stored_sentence,
 )
 from healer.adapters.postgres.evidence import collected_for
@@ -52,9 +52,6 @@ from healer.model.incident import SIMILAR_MAX
 from healer.ports.answers import IncidentRows, Note, OpenIncident, Page, SentMessage
 from healer.ports.queries import IncidentQuery
 from healer.text import from_stored, read_said
-
-#: The shortest prefix of an id that identifies an incident: the length in Slurm's drain reason.
-SHORT_ID = 8
 
 
 class PostgresIncidents(SnapshotStore):
@@ -133,12 +130,8 @@ class PostgresIncidents(SnapshotStore):
 
 
 def _incident_named(conn: sa.Connection, name: str) -> Incident | None:
-    doc = sa.select(incidents.c.doc)
-    found = read_doc(conn, doc.where(incidents.c.id == name), Incident)
-    if found is None and len(name) >= SHORT_ID and name.isalnum():
-        some = read_docs(conn, doc.where(begins(incidents.c.id, name)).limit(2), Incident)
-        return some[0] if len(some) == 1 else None
-    return found
+    row = row_named(conn, sa.select(incidents.c.doc), incidents.c.id, name)
+    return None if row is None else from_stored(row.doc, Incident)
 
 
 def incident_page(

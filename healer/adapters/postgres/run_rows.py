@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres import audit_rows, inbox, outbox
-from healer.adapters.postgres.engine import Writes, matches, pick, read_page, reading, write_docs
+from healer.adapters.postgres.engine import Writes, matches, pick, read_page, reading, row_named, write_docs
 from healer.adapters.postgres.tables import decisions, runs
 from healer.model import (
     ENDED_RUN_STATES,
@@ -218,8 +218,8 @@ class PostgresRuns:
             found = _run_named(conn, run)
             if found is None:
                 return None
-            judged = decisions_where(conn, decisions.c.run == run)
-            log = logs_of(conn, [run])[run]
+            judged = decisions_where(conn, decisions.c.run == found.id)
+            log = logs_of(conn, [found.id])[found.id]
         playbook = self._rules().playbooks.get(found.playbook)
         plan = tuple(step.title or step.id for step in playbook.steps) if playbook else ()
         return RunRecord(run=found, log=tuple(log), decisions=tuple(judged), plan=plan)
@@ -268,7 +268,7 @@ def locked_run(conn: sa.Connection, cluster: str, run: str) -> Run | None:
 
 
 def _run_named(conn: sa.Connection, run: str) -> Run | None:
-    row = conn.execute(sa.select(*_RUN).where(runs.c.id == run)).first()
+    row = row_named(conn, sa.select(*_RUN), runs.c.id, run)
     return None if row is None else run_of(row)
 
 

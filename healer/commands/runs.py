@@ -270,7 +270,7 @@ def pause(
         else:
             asked = {"scope": scope, "name": name, "cluster": cluster, "reason": reason}
             if lasts is not None:
-                asked["until"] = (datetime.now(UTC) + parse_lasts(lasts)).isoformat()
+                asked["until"] = (datetime.now(UTC) + parse_lasts(lasts, "--for")).isoformat()
             answer = api.post("/pauses", given(asked), key=secrets.token_hex(16))
     words = {"id": answer["id"], "of": quoted(answer["name"] or answer["scope"])}
     done = say("commands.pause_ended", **words) if end is not None else say("commands.paused", **words)

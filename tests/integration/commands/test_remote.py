@@ -197,7 +197,8 @@ def test_pauses(healer: Healer) -> None:
     assert "roll-out" in healer("pause", "--list").stdout
     assert healer("pause", "--end", identity, "--reason", "done").exit_code == 0
     assert healer("pause", "--list", "--json").stdout == "[]\n"
-    assert healer("pause", "--reason", "x", "--for", "soon").exit_code == 2
+    wrong = healer("pause", "--reason", "x", "--for", "soon")
+    assert wrong.exit_code == 2 and "Invalid value for --for" in wrong.stderr
 
 
 def test_a_good_node_brings_what_its_newest_test_that_passed_has_measured(

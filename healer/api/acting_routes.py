@@ -122,7 +122,7 @@ def _wait_until(is_done: Callable[[], bool]) -> bool:
 
 @router.post("/incidents/{id}/acknowledge", responses=_DONE)
 def acknowledge(request: Request, caller: Responder, id: Id, body: Nothing | None = None) -> Response:
-    """Somebody has seen it and takes care."""
+    """Somebody has seen it and takes care. 409 if another person already does: assign takes it over."""
     return _command(request, caller, id, body or Nothing(), "acknowledge")
 
 

@@ -77,7 +77,7 @@ def incident_page(request: Request, pages: Here, incident_id: str) -> Response:
     rows = timeline(detail)
     context |= {
         "detail": detail,
-        "view": incident_view.view_incident(detail, context["standing"], role, now),
+        "view": incident_view.view_incident(detail, context["standing"], role, now, me=session.name),
         "timeline": rows,
         "glance": _glance(pages, detail, rows, now),
         "charts": _charts(pages, detail, now),

@@ -185,7 +185,14 @@ class IncidentCommands:
         self._ledger, self._rules, self._clock = ledger, rules, clock
 
     def acknowledge(self, incident: str, *, by: str, reason: str, request: str) -> int:
-        return self._queue_command(CommandKind.acknowledge, self._order(incident, by, reason, request))
+        """The first to acknowledge keeps the incident; another person takes it over with `assign`."""
+
+        def judge(tx: CommandTx, current: Incident) -> dict[str, Any]:
+            if current.acknowledged_by not in (None, by):
+                raise Conflict(say("engine.is_acknowledged", who=current.acknowledged_by))
+            return {}
+
+        return self._queue_command(CommandKind.acknowledge, self._order(incident, by, reason, request), judge)
 
     def assign(self, incident: str, *, to: str, by: str, reason: str, request: str) -> int:
         """Assigns the incident to another person."""

@@ -90,7 +90,8 @@ def apply_command(incident: Incident, command: Command) -> Incident:
     change: dict[str, object] = {"updated": at}
     match command.kind:
         case CommandKind.acknowledge:
-            change["acknowledged_by"] = command.by
+            # Of two people at once the first keeps it. `assign` is how a person takes it over.
+            change["acknowledged_by"] = incident.acknowledged_by or command.by
         case CommandKind.assign:
             change["acknowledged_by"] = str(data["to"])
         case CommandKind.resolve:

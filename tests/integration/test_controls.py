@@ -146,6 +146,16 @@ def test_a_word_on_an_incident_reaches_the_detector_once(desk: Desk) -> None:
     assert desk.verbs() == [("ann", "incident.acknowledged")]
 
 
+def test_the_first_to_acknowledge_keeps_the_incident_until_another_takes_it_over(desk: Desk) -> None:
+    desk.save(incident(acknowledged_by="bob"))
+    with pytest.raises(Conflict, match="bob has acknowledged"):
+        desk.incidents.acknowledge(incident().id, **ANN)
+    assert (desk.bench.commands(), desk.verbs()) == ([], [])
+    desk.incidents.acknowledge(incident().id, by="bob", reason="", request="q2")
+    desk.incidents.assign(incident().id, to="ann", **ANN)
+    assert [one.kind for one in desk.bench.commands()] == [CommandKind.acknowledge, CommandKind.assign]
+
+
 def test_an_incident_that_a_person_stopped_is_open_and_can_be_reopened(desk: Desk) -> None:
     """Rejecting a run ends healer's work on its incident until that is reopened (docs/operate.md)."""
     desk.save(incident(stopped_by="bob"))

@@ -206,10 +206,18 @@ def _label(incident: OpenIncident) -> str:
     return words.labelled(f"{incident.id[:8]} {where}".rstrip(), incident.title)
 
 
+def _take_over(incident: Incident, me: str) -> list[Button]:
+    """Takes an incident that another person has acknowledged."""
+    who = incident.acknowledged_by
+    if who in (None, me):
+        return []
+    return [_on_incident(incident, "assign", **worded("take_over", who=quoted(who)), body={"to": me})]
+
+
 def quiet_buttons(
-    incident: Incident, role: Role, open_incidents: Iterable[OpenIncident] = ()
+    incident: Incident, role: Role, open_incidents: Iterable[OpenIncident] = (), *, me: str = ""
 ) -> list[Button]:
-    """Buttons that are always possible and never urgent."""
+    """Buttons that are always possible and never urgent. `me`: who looks at the page."""
     if not may_respond(role):
         return []
 
@@ -218,7 +226,14 @@ def quiet_buttons(
         _, false_alarm = review_buttons(incident)
         resolve = _on_incident(incident, "resolve")
         again = [_on_incident(incident, "reopen")] if incident.stopped_by is not None else []
-        return [note, false_alarm, resolve, *again, *_merge(incident, open_incidents)]
+        return [
+            note,
+            *_take_over(incident, me),
+            false_alarm,
+            resolve,
+            *again,
+            *_merge(incident, open_incidents),
+        ]
     reviews = review_buttons(incident) if incident.review is not None else ()
     return [note, *reviews, _on_incident(incident, "reopen")]
 

@@ -221,8 +221,11 @@ def verdict_view(verdict: IncidentVerdict) -> Shown:
     )
 
 
-def view_incident(detail: IncidentRecord, standing: Standing | None, role: Role, now: datetime) -> Shown:
-    """`standing` gives Slurm's view of the node and of the jobs; without it they stay unknown."""
+def view_incident(
+    detail: IncidentRecord, standing: Standing | None, role: Role, now: datetime, *, me: str = ""
+) -> Shown:
+    """`standing` gives Slurm's view of the node and of the jobs; without it they stay unknown. `me`: who
+    looks at the page."""
     incident = detail.incident
     snapshot = standing.snapshot if standing else None
     node = snapshot.nodes.get(incident.root.node) if snapshot and incident.root.node else None
@@ -245,7 +248,7 @@ def view_incident(detail: IncidentRecord, standing: Standing | None, role: Role,
             for run in detail.runs
         ),
         left=tuple(left_for_you(detail, node, role, now)),
-        quiet=tuple(quiet_buttons(incident, role, standing.open_incidents if standing else ())),
+        quiet=tuple(quiet_buttons(incident, role, standing.open_incidents if standing else (), me=me)),
         slurm=node,
         affected=affected(incident.affected),
     )

@@ -368,6 +368,16 @@ def test_an_incident_may_be_merged_into_another_open_one_of_its_node_first(sampl
     assert quiet_buttons(here, Role.viewer, site.open_incidents) == []
 
 
+def test_an_incident_of_another_person_can_be_taken_over(sample: Sample) -> None:
+    here = detail_of(sample, "gpu-lost").incident
+    bobs = msgspec.structs.replace(here, acknowledged_by="bob")
+    (button,) = [one for one in quiet_buttons(bobs, Role.responder, me="ann") if one.label == "Take over"]
+    assert (button.action, button.body) == (f"/api/v1/incidents/{here.id}/assign", {"to": "ann"})
+    for who in (None, "ann"):
+        incident = msgspec.structs.replace(here, acknowledged_by=who)
+        assert "Take over" not in {one.label for one in quiet_buttons(incident, Role.responder, me="ann")}
+
+
 def test_a_legend_counts_nodes_by_their_worst_and_the_unknown() -> None:
     found = [(one.text, count) for one, count in colours.counts(Colour.verdict, [0, 0, 3, -1]) if count]
     assert found == [("no known fault", 2), ("isolate", 1), ("unknown", 1)]

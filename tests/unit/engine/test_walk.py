@@ -782,6 +782,14 @@ def test_acknowledge_and_review_stay_with_the_incident() -> None:
     assert site.ledger.tables.incidents[known].acknowledged_by == "bob"
 
 
+def test_of_two_acknowledgements_at_once_the_first_keeps_the_incident() -> None:
+    site = after_a_fault(Mode.auto)
+    for person in ("ann", "bob"):
+        site.send_command(CommandKind.acknowledge, by=person, incident=site.incident.id)
+    site.run_for(2)
+    assert site.incident.acknowledged_by == "ann"
+
+
 def test_merge_ends_the_one_and_names_the_other() -> None:
     site = Site(10, mode=Mode.off)
     lost(site, 1)

@@ -5,6 +5,7 @@
   if (form) {
     const go = document.getElementById("try-go"), wrong = document.getElementById("try-problem");
     const fail = (node) => { wrong.replaceChildren(node); wrong.hidden = false; go.disabled = false; go.textContent = w("Rehearse"); };
+    let key = newKey();
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       go.disabled = true;
@@ -19,7 +20,8 @@
         reason: document.getElementById("why").value,
       };
       let answer;
-      try { answer = await send("POST", "/api/v1/rehearsals", body); } catch { return fail(el("span", w("No answer from healer."))); }
+      try { answer = await send("POST", "/api/v1/rehearsals", body, key); } catch { return fail(el("span", w("No answer from healer. Try again: the same action never runs twice."))); }
+      if (isFinal(answer)) key = newKey();
       if (!answer.ok) return fail(problem(answer));
       location.assign("/rehearsals/" + answer.data.id);
     });

@@ -107,6 +107,11 @@ def test_a_rule_change_is_tried_reviewed_and_made_proof(stack: Stack, browser: B
     said.clear()  # the browser itself says that an answer was 422
     # No other sender reports that GPU: there would be no drain.
     text.fill(now.replace(RULE, RULE + "  senses: 2\n"))
+    # An answer that is lost on the way: the same press again leads to the rehearsal that the first one began.
+    page.route("**/api/v1/rehearsals", lambda route: (route.fetch(timeout=90_000), route.abort()), times=1)
+    page.locator("#try-go").click()
+    expect(page.locator("#try-problem")).to_contain_text("No answer from healer", timeout=90_000)
+    said.clear()
     page.locator("#try-go").click()
     # The whole set is proven on its cases first: seconds, on a busy machine more.
     expect(page.locator("h1")).to_have_text("Rehearsal of policies.yaml", timeout=90_000)

@@ -290,7 +290,7 @@ def deliver_due(
 
 
 #: Of a message that is no longer true, as its incident is over: it is not sent.
-_OVER = Outcome(state=DeliveryState.over, word="failed")
+_OVER = Outcome(state=DeliveryState.over, word="over")
 #: Without a sink for this kind.
 _LISTED = Outcome(state=DeliveryState.listed, word="listed")
 

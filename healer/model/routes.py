@@ -233,7 +233,8 @@ class DeliveryState(StrEnum):
 
 
 class DeliveryAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """`outcome`: begun, taken, found (an earlier try was taken), failed, refused, retried (by a person)."""
+    """`outcome`: begun, taken, found (an earlier try was taken), failed, refused, over (no longer true, not
+    sent), retried (by a person)."""
 
     at: datetime
     outcome: str

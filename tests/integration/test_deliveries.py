@@ -323,6 +323,9 @@ def test_page_for_an_approval_that_was_given_meanwhile_wakes_no_one(site: Site) 
     site.round(30 * MINUTE)
     assert [event["dedup_key"] for event in site.chats.taken["pagerduty"]] == ["healer:pod1:r2:approval"]
     assert site.states() == ["over", "sent"]
+    with site.db.connect() as conn:
+        last = sa.select(delivery_log.c.outcome).order_by(delivery_log.c.id.desc()).limit(4)
+        assert sorted(conn.scalars(last)) == ["begun", "begun", "over", "taken"]
 
 
 def test_incident_that_ends_between_planning_and_delivery_is_never_sent(site: Site) -> None:

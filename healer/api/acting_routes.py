@@ -25,7 +25,7 @@ from healer.api.db_health import Fleet
 from healer.api.documents import answers
 from healer.api.granted import may_use
 from healer.api.lanes import COMMANDS, PAUSES, LaneRouter
-from healer.api.problems import Problem, field_error
+from healer.api.problems import Problem, field_error, not_in_slurm
 from healer.api.request_fields import (
     ApproveBody,
     AssignBody,
@@ -439,7 +439,7 @@ def _check_place(
     if snapshot is None:
         return
     if node is not None and node not in snapshot.nodes:
-        raise NotFound(say("api.reading_routes_slurm_knows_no_node_cluster", node=node, cluster=cluster))
+        raise NotFound(not_in_slurm(snapshot, "node", node, snapshot.cluster))
     partitions = {name for each in snapshot.nodes.values() for name in each.partitions}
     if partition is not None and partitions and partition not in partitions:
         names = ", ".join(sorted(partitions))

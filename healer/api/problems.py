@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from healer.model import SlurmSnapshot
 from healer.model.shown import sent_json
 from healer.ports.callers import KeyInFlight, KeyReused
 from healer.ports.request_errors import (
@@ -99,6 +100,15 @@ class Problem(Exception):
             headers=self.headers,
             media_type=MEDIA_TYPE,
         )
+
+
+def not_in_slurm(snapshot: SlurmSnapshot | None, kind: str, name: str, cluster: str) -> Said:
+    """Why there is no such node or job (`kind`), as far as it is known: either may be newer than the
+    snapshot."""
+    if snapshot is None:
+        return say("engine.no_picture", cluster=cluster)
+    when = f"{snapshot.taken_at:%H:%M:%S} UTC"
+    return say(f"api.no_{kind}_in_snapshot", name=name, cluster=cluster, when=when)
 
 
 def field_error(field: str, text: Said) -> Problem:

@@ -24,7 +24,7 @@ from healer.api.incident_views import (
     step_times,
 )
 from healer.api.node_views import VALUES, NodeView, node_page, one_node, with_signals
-from healer.api.problems import Problem
+from healer.api.problems import Problem, not_in_slurm
 from healer.api.request_fields import Cursor, Id, Limit, Name, NodeFilter
 from healer.api.responses import answer, event_stream
 from healer.api.rule_views import BreakerView, RuleView, rule_list
@@ -88,7 +88,8 @@ def node(request: Request, caller: Viewer, cluster: Id, node: Id) -> Response:
     now, rules, signals = services.clock.now(), services.rules(), services.queries.signals
     rows = services.queries.nodes.rows(cluster, node, now)
     if rows is None:
-        raise NotFound(say("api.reading_routes_slurm_knows_no_node_cluster", node=node, cluster=cluster))
+        snapshot = services.queries.clusters.snapshots().get(cluster)
+        raise NotFound(not_in_slurm(snapshot, "node", node, cluster))
     reports, columns = signals.node_signals(cluster, node, now - VALUES)
     found = msgspec.structs.replace(
         one_node(rows, rules, now),
@@ -123,7 +124,7 @@ def job(request: Request, caller: JobReader, cluster: Id, job: Id) -> Response:
     batches = services.queries.signals.job_steps(cluster, job, services.clock.now() - STEPS)
     found = job_view(cluster, job, history, step_times(batches, shown.nodes if shown else ()))
     if found is None:
-        raise NotFound(say("api.reading_routes_neither_slurm_nor_healer_knows", job=job, cluster=cluster))
+        raise NotFound(not_in_slurm(history.snapshot, "job", job, cluster))
     rows = goodput_rows(under_one_name(history.goodput), services.rules().prices)
     return answer(request, msgspec.structs.replace(found, goodput=rows[0] if rows else None))
 

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from healer.api.access import Operator, Viewer, allowed_cluster, confine
 from healer.api.documents import answers
+from healer.api.problems import not_in_slurm
 from healer.api.request_fields import Id, Reason, Text, Word, once
 from healer.api.responses import answer
 from healer.api.services import Services, services_of
@@ -80,7 +81,7 @@ def _learnt(services: Services, cluster: str, body: LearnBody, by: str) -> Learn
     snapshot = services.queries.clusters.snapshots().get(cluster)
     shown = snapshot.nodes.get(body.node) if snapshot is not None else None
     if snapshot is None or shown is None:
-        raise NotFound(say("api.reading_routes_slurm_knows_no_node_cluster", node=body.node, cluster=cluster))
+        raise NotFound(not_in_slurm(snapshot, "node", body.node, cluster))
     reported = {inventory.node: inventory.facts for inventory in services.queries.nodes.inventories(cluster)}
     facts = merged_facts(shown, reported.get(body.node))
     if not facts:

@@ -19,6 +19,7 @@ from healer.console.pages import (
     asking_by_incident,
     job_owner,
     missing,
+    missing_in_slurm,
     path_and_query,
 )
 from healer.console.render import csv_file
@@ -115,7 +116,7 @@ def _read_node(pages: Pages, context: dict[str, Any], name: str) -> tuple[NodeRo
     row = next((row for row in context["rows"] if row.name == name), None)
     rows = pages.queries.nodes.rows(context["cluster"], name, context["now"]) if row is not None else None
     if row is None or rows is None:
-        raise missing("node", name=name, cluster=context["cluster"])
+        raise missing_in_slurm(context["standing"].snapshot, "node", name, context["cluster"])
     return row, rows
 
 
@@ -282,13 +283,13 @@ def _read_job(
     shown = snapshot.jobs.get(job) if snapshot else None
     history = job_history(pages.queries.jobs.rows(cluster, job), job, pages.rules)
     if owner is not None and history.user != owner.name:
-        raise missing("job", job=job, cluster=cluster)
+        raise missing_in_slurm(snapshot, "job", job, cluster)
     if owner is not None:
         history = of_one_job(history, job)
     batches = pages.queries.signals.job_steps(cluster, job, context["now"] - job_view.WINDOW)
     steps = grid(batches, slurm_nodes=shown.nodes if shown else ())
     if shown is None and steps is None and history.empty:
-        raise missing("job", job=job, cluster=cluster)
+        raise missing_in_slurm(snapshot, "job", job, cluster)
     return context, shown, history, steps
 
 

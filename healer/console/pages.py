@@ -16,14 +16,15 @@ from healer.api.access import ALLOWED
 from healer.api.cookies import read_cookie
 from healer.api.credential_budget import address_of
 from healer.api.granted import has_role, role_at
-from healer.api.problems import Problem
+from healer.api.problems import Problem, not_in_slurm
+from healer.console import words
 from healer.console.fleet_map import FleetBodies, FleetMeasures
 from healer.console.render import Renderer, Runbooks, runbooks_dir
 from healer.console.views import fleet_view, standing_view
 from healer.console.views.buttons import may_act, may_respond
 from healer.engine.leavers import Leavers
 from healer.engine.local_accounts import LocalAccounts
-from healer.model import Mode, Role, Ruleset, UnknownSeries
+from healer.model import Mode, Role, Ruleset, SlurmSnapshot, UnknownSeries
 from healer.model.recordings import Recordings
 from healer.ports.answers import Arriving, ClusterState, RuleBook, SelfHealthReads, Standing
 from healer.ports.callers import SESSION_COOKIE, Caller, Sessions
@@ -74,6 +75,12 @@ class PageRoute(APIRoute):
 def missing(what: str, **args: str) -> Problem:
     """404: there is no such thing, or this person may not see it. `what`: its key in the catalogue."""
     return Problem(404, say(f"console.why_missing_{what}", **args), heading=say(f"console.missing_{what}"))
+
+
+def missing_in_slurm(snapshot: SlurmSnapshot | None, kind: str, name: str, cluster: str) -> Problem:
+    """404 for a node or a job (`kind`)."""
+    why = words.sentence(not_in_slurm(snapshot, kind, name, cluster))
+    return Problem(404, say("words.stopped", text=why), heading=say(f"console.missing_{kind}"))
 
 
 @dataclass(frozen=True, kw_only=True)

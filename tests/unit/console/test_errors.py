@@ -2,6 +2,7 @@
 
 import re
 
+import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
@@ -66,6 +67,18 @@ def test_a_page_that_is_not_there_says_so_within_the_console(
     assert f"<h1>{heading}</h1>" in answer.text
     assert ways(answer.text) == [*above, FLEET]
     assert 'id="nav"' in answer.text and 'id="strip"' in answer.text and "mara" in answer.text
+
+
+@pytest.mark.parametrize("path", ["/nodes/pod1/gpu9999", "/jobs/pod1/9999"])
+def test_a_node_or_a_job_is_missing_from_a_snapshot_or_there_is_none_yet(path: str) -> None:
+    site = Site(make_sample(8))
+    taken = re.search(
+        r"Slurm snapshot of \d\d:\d\d:\d\d UTC has (no node|a job) ", visitor(site).get(path).text
+    )
+    assert taken is not None
+    site.sample.standing = msgspec.structs.replace(site.sample.standing, snapshot=None)
+    answer = visitor(site).get(path)
+    assert answer.status_code == 404 and "No Slurm snapshot of cluster pod1 yet" in answer.text
 
 
 def test_it_is_in_the_language_of_who_asks(site: Site) -> None:

@@ -1,6 +1,7 @@
 """The console in a real Chromium against a site whose API remembers what was pressed."""
 
 import threading
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -41,6 +42,19 @@ def paths(site: Site) -> list[str]:
         "/nodes/pod1/gpu0017",
         "/sign-in",
     ]
+
+
+def test_names_of_the_strip_do_not_touch_on_a_phone(browser: Browser, url: str) -> None:
+    page = open_page(browser, url, width=390)
+    page.goto(url)
+    edges = page.evaluate("""() => [...document.querySelectorAll(".figures dt")].map((name) => {
+        const range = document.createRange();
+        range.selectNodeContents(name);
+        const box = range.getBoundingClientRect();
+        return [Math.round(name.getBoundingClientRect().top), box.left, box.right];
+    })""")
+    beside = [(one, other) for one, other in pairwise(edges) if one[0] == other[0]]
+    assert beside and all(other[1] - one[2] >= 8 for one, other in beside), edges
 
 
 @pytest.mark.parametrize("width", [1280, 1101, 853, 320])

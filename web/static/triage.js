@@ -33,7 +33,7 @@
     $("triage-title").textContent = w(ids.size === 1 ? "{title} {count} incident" : "{title} {count} incidents", { title: words.title, count: ids.size });
     $("triage-effect").textContent = words.effect;
     $("triage-go").textContent = words.title;
-    $("triage-go").disabled = false;
+    $("triage-go").disabled = $("triage-into").disabled = false;
     $("triage-problem").hidden = true;
     for (const name of ["into", "into-label", "reason", "reason-label"]) $("triage-" + name).hidden = !merge;
     $("triage-reason").value = "";
@@ -71,20 +71,26 @@
     $("triage-problem").hidden = true;
     $("triage-go").disabled = $("triage-into").disabled = true;
     const body = mine.verb === "merge" ? { into: $("triage-into").value, reason } : {};
-    for (const id of targets()) {
+    const ids = targets();
+    for (const id of ids) {
+      if (press !== mine) break; // the dialog was closed: no further request
       if (mine.answers.get(id)?.ok) continue;
       mine.answers.set(id, await tell(mine, id, body));
       if (press === mine) list();
     }
-    $("triage-go").disabled = $("triage-into").disabled = false;
     const answers = [...mine.answers.values()], good = answers.filter((one) => one.ok).length;
-    const parts = { good, count: answers.length, done: VERBS[mine.verb].done };
+    const parts = { good, count: ids.length, done: VERBS[mine.verb].done };
     const text = w(answers.some((one) => one.later) ? "{good} of {count} {done}; some take effect when the detector picks them up." : "{good} of {count} {done}.", parts);
-    $("bulk-said").textContent = text;
+    const stopped = press !== mine && answers.length < ids.length;
+    $("bulk-said").textContent = stopped ? w("Stopped: {text}", { text }) : text;
     refresh("all");
-    if (good < answers.length || press !== mine) return;
-    chosen.clear();
-    $("triage").close();
+    if (press === mine) {
+      $("triage-go").disabled = $("triage-into").disabled = false;
+      if (good < ids.length) return;
+      chosen.clear();
+      $("triage").close();
+    }
+    for (const [id, answer] of mine.answers) if (answer.ok) chosen.delete(id);
     show();
   }
   $("triage-go").addEventListener("click", go);

@@ -299,6 +299,30 @@ def test_the_queue_is_worked_by_keys_and_shows_what_healer_confirmed(
     expect(page.locator("#h-merged")).to_contain_text("1 incident")
 
 
+def test_closing_the_dialog_stops_the_work_on_a_selection_and_shows_how_far_it_came(
+    browser: Browser, site: Site, url: str
+) -> None:
+    page = open_page(browser, url)
+    page.goto(url + "/incidents")
+    under_way: list[Route] = []
+
+    def hold(route: Route) -> None:
+        under_way.append(route)
+
+    page.route("**/acknowledge", hold)
+    count = page.locator("#list td.pick input").count()
+    page.keyboard.press("X")
+    page.keyboard.press("a")
+    with page.expect_request("**/acknowledge"):
+        page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    expect(page.locator("#triage")).to_be_hidden()
+    under_way[0].continue_()
+    expect(page.locator("#bulk-said")).to_have_text(f"Stopped: 1 of {count} acknowledged.")
+    expect(page.locator("#bulk-count")).to_have_text(f"{count - 1} selected")
+    assert len(site.pressed) == 1
+
+
 def test_an_incident_is_merged_into_another_from_its_own_page(browser: Browser, site: Site, url: str) -> None:
     page = open_page(browser, url)
     here, other = incident_of(site, "gpu-lost"), incident_of(site, "nvswitch-fatal")

@@ -363,12 +363,13 @@ def begin_sweeps(walk: Walk) -> list[str]:
 def _update_breaker(walk: Walk) -> None:
     facts = walk.gate
     breaker = facts.breaker
+    now = facts.earlier(walk.now)  # steps that fail from then on count against it
     if breaker.canary is not None:
         state = _canary_state(walk, walk.tx.run(breaker.canary))
-        breaker = after_run_news(breaker, breaker.canary, state, walk.now)
+        breaker = after_run_news(breaker, breaker.canary, state, now)
     roots = storm_roots(walk.work.by_id.values(), facts, walk.rules, walk.now)
     nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
-    breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, walk.rules, walk.now)
+    breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, walk.rules, now)
     if breaker != facts.breaker:
         walk.tx.save_breaker(breaker)
     if opened:

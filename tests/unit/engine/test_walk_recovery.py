@@ -16,6 +16,7 @@ from healer.model import (
     Breaker,
     BreakerState,
     CommandKind,
+    GateFacts,
     Guard,
     IncidentState,
     LogEntry,
@@ -33,6 +34,8 @@ from healer.model import (
 from healer.playbooks.advance import UNDO
 from healer.ports.commanding import RunRequest
 from healer.ports.scheduling import SchedulerRefused
+from healer.sim import memory_ledger
+from healer.sim.ledger_tables import gate_facts
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, FATAL, LOST, Site, name, rules_in
 from tests.unit.engine.test_drive import Watched
@@ -282,6 +285,26 @@ def test_the_breaker_closes_by_its_canarys_state_without_any_news() -> None:
     site.look()
     site.walk()
     assert site.ledger.tables.breaker.state is BreakerState.closed
+
+
+def test_a_breaker_that_a_clock_ahead_closed_counts_failures_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Failures are counted by the clocks of the workers: those of the next hour would not count."""
+    site = Site(10)
+    drained(site)
+    half_open(site, site.runs[0].id)
+    site.ledger.tables.commands.clear()
+    right = site.now - timedelta(hours=1)
+
+    def by_two_clocks(*known: Any) -> GateFacts:
+        return msgspec.structs.replace(gate_facts(*known), read_at=right)
+
+    monkeypatch.setattr(memory_ledger, "gate_facts", by_two_clocks)
+    site.walk()
+    breaker = site.ledger.tables.breaker
+    assert breaker is not None
+    assert (breaker.state, breaker.since) == (BreakerState.closed, right)
 
 
 def test_a_canary_that_was_resolved_away_lets_the_next_one_try() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -11,12 +12,14 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from healer.adapters.postgres.engine import matches
 from healer.adapters.postgres.figures import stats
 from healer.adapters.postgres.goodput_rows import PostgresGoodput
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.incident_rows import about_node, incident_page, may_be_alike, parts_of, watched
 from healer.adapters.postgres.loops import Beat, try_lead
 from healer.adapters.postgres.node_rows import PostgresSnapshots
+from healer.adapters.postgres.outbox import PostgresMessageBook, all_deliveries
 from healer.adapters.postgres.own_health import stored
 from healer.adapters.postgres.read_queries import postgres_queries
 from healer.adapters.postgres.run_rows import write_entries, write_runs
@@ -311,12 +314,12 @@ def test_saved_gpu_hours_compare_automatic_restarts_with_manual_ones(fresh_datab
 
 
 @contextmanager
-def plans_of(conn: sa.Connection) -> Iterator[list[str]]:
-    """The plan of each query of incidents within."""
+def plans_of(conn: sa.Connection | sa.Engine, table: str = "incidents") -> Iterator[list[str]]:
+    """The plan of each query of the table within."""
     plans: list[str] = []
 
     def explained(_conn: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if "FROM incidents" in statement and not statement.startswith("EXPLAIN"):
+        if f"FROM {table}" in statement and not statement.startswith("EXPLAIN"):
             cursor.execute(f"EXPLAIN {statement}", parameters)
             plans.append("\n".join(row[0] for row in cursor.fetchall()))
 
@@ -418,6 +421,71 @@ def test_those_that_name_a_node_or_a_job_are_found_by_index_among_thousands(
             of_job = incident_page(conn, [incidents.c.cluster == CLUSTER, jobs_named.contains(["4712"])], 50)
     assert [[one.id for one in page.items] for page in (of_node, of_job)] == [[here.id], [here.id]]
     assert all("incidents_named" in plan and "Seq Scan" not in plan for plan in plans), plans
+
+
+def fill_messages(engine: sa.Engine, count: int) -> None:
+    """Three at each minute, each third a ticket that was sent; of the others most are at one channel or two,
+    and a few are only listed."""
+    with engine.begin() as conn:
+        conn.execute(
+            sa.text(
+                """
+                INSERT INTO messages (id, cluster, kind, page, at, state, doc, routed)
+                SELECT 'm' || n, 'pod1', CASE n % 3 WHEN 0 THEN 'ticket' ELSE 'message' END, false,
+                  CAST(:now AS timestamptz) - n / 3 * interval '1 minute',
+                  CASE n % 3 WHEN 0 THEN 'sent' ELSE 'listed' END, '{"title": "GPU lost"}', true
+                FROM generate_series(1, :count) AS n
+                """
+            ),
+            {"now": NOW, "count": count},
+        )
+        conn.exec_driver_sql(
+            """
+            INSERT INTO deliveries (cluster, channel, message, thread, alarm, how, stage, at, state)
+            SELECT cluster, channel, id, id, '', 'channel', 'opened', at,
+              CASE mod(hashtext(id), 100) WHEN 0 THEN 'failed' ELSE 'sent' END
+            FROM messages, unnest(ARRAY['oncall', 'mail']) AS channel
+            WHERE kind = 'message' AND mod(hashtext(channel || id), 9) <> 0
+            """
+        )
+        conn.exec_driver_sql("ANALYZE messages, deliveries")
+
+
+def test_pages_of_messages_are_read_by_index_among_thousands(fresh_database: sa.Engine) -> None:
+    fill_messages(fresh_database, 30_000)
+    book = PostgresMessageBook(fresh_database)
+    usual = {"clusters": [CLUSTER], "incident": None, "limit": 20}
+    for filters in ({"state": (), "channel": None}, {"state": ("failed",), "channel": "mail"}):
+        cursor = None
+        with plans_of(fresh_database, "messages") as plans, plans_of(fresh_database, "deliveries") as more:
+            for _ in range(2):
+                cursor = book.page(**usual, **filters, cursor=cursor).next_cursor
+        assert plans and more
+        assert not any("Seq Scan" in plan for plan in (*plans, *more)), (*plans, *more)
+
+
+def test_the_pages_of_messages_are_all_of_them_once_and_in_order(fresh_database: sa.Engine) -> None:
+    fill_messages(fresh_database, 300)
+    book, listed = PostgresMessageBook(fresh_database), all_deliveries()
+    states: tuple[tuple[str, ...], ...] = ((), ("failed",), ("listed",), ("sent", "failed"))
+    for state, channel in product(states, (None, "mail", "tickets", "webhook", "unknown")):
+        asked = {"clusters": None, "incident": None, "state": state, "channel": channel}
+        whole = book.page(**asked, limit=1000, cursor=None)
+        found, cursor = [], None
+        while not found or cursor is not None:
+            page = book.page(**asked, limit=7, cursor=cursor)
+            found, cursor = [*found, *page.items], page.next_cursor
+            assert len(page.items) == 7 or cursor is None
+            if not page.items:
+                break
+        assert found == list(whole.items), asked
+        count = (
+            sa.select(sa.func.count())
+            .select_from(listed)
+            .where(matches(listed.c.state, state or None), matches(listed.c.channel, channel))
+        )
+        with fresh_database.connect() as conn:
+            assert len(found) == conn.scalar(count), asked
 
 
 def write_again(engine: sa.Engine, one: Incident) -> None:

@@ -51,6 +51,7 @@ from healer.model import (
 )
 from healer.ports.answers import ChannelDelivery, Page
 from healer.ports.outbound import APPROVAL_MARK, FORGOTTEN, Attempt, Notice, Outcome
+from healer.ports.queries import decode_cursor
 from healer.ports.request_errors import Conflict, NotFound
 from healer.text import Said, from_stored, quoted, say
 
@@ -334,6 +335,10 @@ class PostgresMessageBook(PostgresStore):
             matches(listed.incident, incident),
         )
         with reading(self._engine) as conn:
+            if incident is None:
+                newest = messages if channel is None and not state else deliveries
+                begin = conn.scalar(_page_begins(newest, clusters, state, channel, limit, cursor))
+                query = query if begin is None else query.where(listed.at >= begin)
             rows, more = read_page(conn, query, (listed.at, listed.key), limit, cursor)
             return Page(items=_deliveries(conn, rows), next_cursor=more)
 
@@ -377,6 +382,28 @@ class PostgresMessageBook(PostgresStore):
             return _deliveries(conn, found)
 
 
+def _page_begins(
+    table: sa.Table,
+    clusters: Sequence[str] | None,
+    state: Sequence[str],
+    channel: str | None,
+    limit: int,
+    cursor: str | None,
+) -> sa.Select:
+    """A time from which on there are enough deliveries for a page; none if there are too few: by the index
+    on the time, where the page itself would sort all that were ever stored.
+
+    `table`: `messages` where all are wanted, because each is at one sink at least; a delivery has its
+    message's time.
+    """
+    wanted = [matches(table.c.cluster, clusters)]
+    if table is deliveries:
+        wanted += [matches(table.c.state, state or None), matches(table.c.channel, channel)]
+    if cursor is not None:
+        wanted.append(table.c.at < sa.literal(decode_cursor(cursor, tuple[datetime, str])[0]))
+    return sa.select(table.c.at).where(*wanted).order_by(table.c.at.desc()).offset(limit).limit(1)
+
+
 def _check_still_true(conn: sa.Connection, message: str) -> None:
     """Raises Conflict for news of an incident that is over by now, and for its end if it is open again: a
     pager would open an alert that nothing closes, or close one that is open."""
@@ -418,6 +445,9 @@ def all_deliveries(message: str | None = None) -> sa.Subquery:
     stored_title, severity = messages.c.doc["title"], messages.c.doc["severity"].astext
     title = sa.func.coalesce(stored_title["text"].astext, stored_title.astext)
     is_ticket = messages.c.kind == "ticket"
+    # Of the types that `deliveries` has, or no filter reaches an index of it.
+    channel = sa.cast(sa.case((is_ticket, TICKETS), else_=WEBHOOK), sa.Text)
+    how = sa.cast(sa.case((is_ticket, "ticket"), (messages.c.page, "page"), else_="channel"), sa.Text)
     same = ("cluster", "state", "at", "tries", "next_try_at", "error", "reference")
 
     def each(table: sa.Table, **columns: sa.ColumnElement) -> sa.Select:
@@ -432,8 +462,8 @@ def all_deliveries(message: str | None = None) -> sa.Subquery:
     at_sinks = each(
         messages,
         message=messages.c.id,
-        channel=sa.case((is_ticket, TICKETS), else_=WEBHOOK),
-        how=sa.case((is_ticket, "ticket"), (messages.c.page, "page"), else_="channel"),
+        channel=channel,
+        how=how,
         ended_at=sa.cast(sa.null(), sa.DateTime(timezone=True)),
         number=sa.cast(sa.null(), sa.BigInteger),
         key=messages.c.id,

@@ -455,6 +455,8 @@ messages = _table(
     sa.Column("routed", sa.Boolean, nullable=False, server_default=sa.false()),
     _index("messages_due", "next_try_at", where="state = 'due'"),
     _index("messages_unrouted", "cluster", "at", where="NOT routed"),
+    _index("messages_failed", "cluster", "at", where="state = 'failed'"),
+    _index("messages_at", "at", "cluster"),
 )
 
 # Channels of rules/notifications.yaml; a channel gets messages from `since` on.
@@ -492,6 +494,7 @@ deliveries = _table(
     _index("deliveries_waiting", "cluster", "channel", where="state IN ('due', 'digest')"),
     _index("deliveries_thread", "thread", "channel"),
     _index("deliveries_state", "state", "id"),
+    _index("deliveries_at", "at", "cluster"),
 )
 
 # A channel's reference for the thread of an incident, and the last notice sent there.

@@ -9,9 +9,10 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import evidence as kept
 from healer.adapters.postgres.evidence import PostgresEvidence, forget
-from healer.model import Bundle, EvidenceFile
+from healer.model import Bundle, EvidenceFile, IncidentState
 from healer.ports.node_exec import EvidenceBook, EvidenceBroken
 from healer.sim.stores import MemoryEvidence
+from tests.support.api import incident, save_incident
 
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 DATA = b"0123456789" * 10
@@ -92,3 +93,25 @@ def test_old_ones_go_and_the_oldest_of_too_much(
     monkeypatch.setattr(kept, "LOW_BYTES", 120)
     forget(fresh_database, START, low=True)
     assert [one.id for one in book.files()] == ["e3"] and book.stored("e2") == 0
+
+
+def test_those_of_an_open_incident_and_its_parts_stay_and_are_the_last_beyond_the_limit(
+    fresh_database: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = PostgresEvidence(fresh_database)
+    here, ended = incident(1), incident(2, state=IncidentState.resolved)
+    part = incident(3, state=IncidentState.resolved, merged_into=here.id)
+    with fresh_database.begin() as conn:
+        for each in (here, ended, part):
+            save_incident(conn, each)
+    for day, name, of in ((-95, "part", part), (-93, "here", here), (-91, "ended", ended)):
+        keep(book, made(name, at=START + timedelta(days=day), incident=of.id))
+    forget(fresh_database, START)
+    assert [one.id for one in book.files()] == ["part", "here"]
+    keep(book, made("new", incident=ended.id))
+    monkeypatch.setattr(kept, "LOW_BYTES", 150)
+    forget(fresh_database, START, low=True)
+    assert [one.id for one in book.files()] == ["part", "here"]
+    monkeypatch.setattr(kept, "MOST_BYTES", 150)
+    forget(fresh_database, START)
+    assert [one.id for one in book.files()] == ["here"]

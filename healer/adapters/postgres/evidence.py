@@ -19,8 +19,8 @@ from healer.adapters.postgres.engine import (
     read_doc,
     read_docs,
 )
-from healer.adapters.postgres.tables import evidence, evidence_pieces
-from healer.model import EvidenceFile
+from healer.adapters.postgres.tables import evidence, evidence_pieces, incidents
+from healer.model import EvidenceFile, IncidentState
 from healer.ports.node_exec import EvidenceBroken
 from healer.text import say, to_stored
 
@@ -98,12 +98,27 @@ def collected_for(
 
 
 def forget(engine: sa.Engine, now: datetime, *, low: bool = False) -> None:
-    """Deletes files that are too old, and the oldest beyond the limit. `low`: the disk is nearly full."""
-    newer = sa.func.sum(evidence.c.size_bytes).over(order_by=(evidence.c.at.desc(), evidence.c.id.desc()))
-    summed = sa.select(evidence.c.id, newer.label("so_far")).subquery()
-    over = sa.select(summed.c.id).where(summed.c.so_far > (LOW_BYTES if low else MOST_BYTES))
+    """Deletes files that are too old, and the oldest beyond the limit. `low`: the disk is nearly full.
+
+    Those of an open incident, or of one that is part of it, are kept; beyond the limit the oldest of them go
+    last, because without a disk nothing is healed.
+    """
+    files, is_open = evidence.c, _of_open_incident()
+    first = (is_open.desc(), files.at.desc(), files.id.desc())
+    so_far = sa.func.sum(files.size_bytes).over(order_by=first)
+    summed = sa.select(files.id, files.at, is_open.label("is_open"), so_far.label("so_far")).subquery()
+    limit = sa.case((summed.c.is_open, MOST_BYTES), else_=LOW_BYTES if low else MOST_BYTES)
+    old = sa.and_(~summed.c.is_open, summed.c.at < now - KEPT)
+    gone = sa.select(summed.c.id).where(sa.or_(old, summed.c.so_far > limit))
     with engine.begin() as conn:
-        conn.execute(sa.delete(evidence).where(sa.or_(evidence.c.at < now - KEPT, evidence.c.id.in_(over))))
+        conn.execute(sa.delete(evidence).where(files.id.in_(gone)))
+
+
+def _of_open_incident() -> sa.ColumnElement[bool]:
+    whole = incidents.alias("whole")
+    of_whole = whole.c.id == sa.func.coalesce(incidents.c.merged_into, incidents.c.id)
+    here = incidents.c.id == evidence.c.incident, whole.c.state != str(IncidentState.resolved)
+    return sa.exists().select_from(incidents.join(whole, of_whole)).where(*here)
 
 
 def _pieces(file: str) -> sa.Select:

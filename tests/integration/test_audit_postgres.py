@@ -22,7 +22,7 @@ from healer.adapters.postgres.tables import (
     audit_records,
     audit_unsealed,
 )
-from healer.adapters.postgres.tokens import enrolled_again
+from healer.adapters.postgres.tokens import ENROLLED_AGAIN, enrolled_again
 from healer.adapters.signing import CheckpointFile, load_signer, trusted_keys
 from healer.audit import ExportError, Sealer, Trail, export, read_checkpoints, report, verify_export
 from healer.model import Broken, Checkpoint
@@ -483,3 +483,12 @@ def test_enrolments_of_a_day_are_looked_for_among_the_records_of_that_day(fresh_
     assert enrolled_again(fresh_database, "pod1", START) == []
     assert "Index Scan Backward using audit_records_pkey" in plans[0], plans[0]
     assert "Index Cond: (id > " in plans[0], plans[0]
+
+
+def test_a_record_of_a_clock_that_is_behind_hides_no_enrolment(fresh_database: sa.Engine) -> None:
+    fields = {"cluster": "pod1", "actor": "api", "subject": "node/gpu0001", "data": {"node": "gpu0001"}}
+    with fresh_database.begin() as conn:
+        for verb, hours in ((ENROLLED_AGAIN, 1), ("x.y", -2)):
+            at = START + timedelta(hours=hours)
+            conn.execute(sa.insert(audit_records).values(**fields, verb=verb, at=at))
+    assert [node for _, node, _ in enrolled_again(fresh_database, "pod1", START)] == ["gpu0001"]

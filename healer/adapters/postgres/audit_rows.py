@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -40,6 +40,8 @@ from healer.ports.queries import AuditQuery, decode_cursor, encode_cursor
 #: `pg_try_advisory_lock` key of the one sealer: the bytes of "healaudi".
 SEALER_LOCK = int.from_bytes(b"healaudi", "big")
 _READ_ROWS = 5000
+#: Further behind than any clock: `healer doctor` complains of seconds.
+_BEHIND = timedelta(days=1)
 
 APPEND = sa.text("""
 INSERT INTO audit_records (cluster, at, actor, verb, subject, data)
@@ -325,14 +327,16 @@ def _asked(query: AuditQuery) -> Iterator[sa.ColumnElement[bool]]:
     yield matches(record.subject, query.subjects or None)
     if query.people_since is not None:
         yield record.actor != "healer"
-        yield record.id > last_before(query.people_since)
+        yield from stored_since(query.people_since)
         yield from (~begins(record.verb, verb) for verb in query.but)
 
 
-def last_before(moment: datetime) -> sa.ColumnElement[int]:
-    """The id of the last record before then. Searched from the end: a filter by `at` would scan all rows."""
-    older = sa.select(audit_records.c.id).where(audit_records.c.at < moment)
-    return sa.func.coalesce(older.order_by(audit_records.c.id.desc()).limit(1).scalar_subquery(), 0)
+def stored_since(moment: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+    """Records of then or later. Searched from the end: a filter by `at` alone would scan all rows. A day more
+    is read, because a clock that is behind stores an old time among new ones."""
+    record = audit_records.c
+    older = sa.select(record.id).where(record.at < moment - _BEHIND).order_by(record.id.desc()).limit(1)
+    return record.at >= moment, record.id > sa.func.coalesce(older.scalar_subquery(), 0)
 
 
 def _sealed(row: sa.Row) -> AuditRecord:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert, insert
 
 from healer.adapters.postgres.account_rows import has_account, issuer_of, know_locally
-from healer.adapters.postgres.audit_rows import append, last_before
+from healer.adapters.postgres.audit_rows import append, stored_since
 from healer.adapters.postgres.engine import PostgresStore, confirm, reading, request_errors, writing
 from healer.adapters.postgres.tables import (
     audit_chain,
@@ -322,10 +322,10 @@ def enrolled_again(engine: sa.Engine, cluster: str, since: datetime) -> list[tup
     """(when, node, who) of those, oldest first. Raises Unavailable."""
     record = audit_records.c
     found = sa.select(record.at, record.data["node"].astext.label("node"), record.actor)
-    again = record.cluster == cluster, record.verb == ENROLLED_AGAIN, record.at >= since
-    lately = record.id > last_before(since)  # asked every 30 s: not all records ever stored
+    again = record.cluster == cluster, record.verb == ENROLLED_AGAIN
+    # Asked every 30 s: not all records ever stored.
     with reading(engine) as conn:
-        rows = conn.execute(found.where(*again, lately).order_by(record.at))
+        rows = conn.execute(found.where(*again, *stored_since(since)).order_by(record.at))
         return [(row.at, row.node, row.actor) for row in rows]
 
 
@@ -432,9 +432,14 @@ class PostgresIdempotency(PostgresStore):
                 return kept
 
     def _remember(self, key: str, who: str, request: bytes, now: datetime) -> None:
+        """A key is old by both clocks, or a retry acts a second time: neither one that is behind when it is
+        stored nor one that is ahead later makes it old."""
+        read_at, time = sa.func.statement_timestamp(), sa.DateTime(timezone=True)
+        earlier, later = sa.func.least(now, read_at, type_=time), sa.func.greatest(now, read_at, type_=time)
         with self._engine.begin() as conn:
-            conn.execute(sa.delete(idempotency).where(_this(key, who), idempotency.c.at < now - ANSWERS_KEPT))
-            row = insert(idempotency).values(key=key, who=who, request=request, at=now)
+            old = idempotency.c.at < earlier - ANSWERS_KEPT
+            conn.execute(sa.delete(idempotency).where(_this(key, who), old))
+            row = insert(idempotency).values(key=key, who=who, request=request, at=later)
             conn.execute(row.on_conflict_do_nothing(index_elements=["key", "who"]))
 
 

@@ -2,13 +2,14 @@
 
 import hashlib
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.tokens import PostgresIdempotency
 from healer.model import IncidentState, Reference
 from healer.ports.callers import Kept, KeyInFlight, KeyReused
@@ -183,6 +184,20 @@ def test_a_key_whose_process_died_is_done_again_under_the_same_id(fresh_database
     answer = Kept(202, {"location": "/x"}, b"{}")
     assert kept.once("k", "who", request, now, lambda: answer) == answer
     assert kept.once("k", "who", request, now, die) == answer
+
+
+@pytest.mark.parametrize(("stored", "retried"), [(0, 25), (-25, 0)])
+def test_no_wrong_clock_makes_a_key_old(fresh_database: sa.Engine, stored: int, retried: int) -> None:
+    kept, now, done = PostgresIdempotency(fresh_database), datetime.now(UTC), list[int]()
+
+    def act() -> Kept:
+        done.append(1)
+        return Kept(202, {}, b"{}")
+
+    for hours in (stored, retried):
+        kept.once("k", "who", b"r", now + timedelta(hours=hours), act)
+        tidy(fresh_database, now)
+    assert done == [1]
 
 
 def test_a_key_in_flight_is_said_so(fresh_database: sa.Engine) -> None:

@@ -61,6 +61,7 @@ def test_a_job_that_is_being_configured_holds_its_node(small: RealSlurm) -> None
     except AssertionError as error:
         for what in ("job", "node"):
             error.add_note(small.run("scontrol", "show", what))
+        error.add_note(small.slurmctld_log.read_text()[-4000:])
         raise
     finally:
         waits.unlink()

@@ -19,7 +19,6 @@ from healer.actions.base import (
     read_node,
     read_node_and_jobs,
     reason_given,
-    recent_picture,
     slurm_silent,
     whole_jobs,
 )
@@ -315,7 +314,8 @@ def reports_ended(ctx: Context) -> Result:
     last = max([incident.opened, now - waited, *(line.arrived_at or line.at for line in lines)])
     left_s = (last + still - now).total_seconds()
     if left_s <= 0 or waited >= LONGEST_REPORTS:
-        if recent_picture(ctx, incident.opened) is None:  # dated by a third clock, where hosts are three
+        picture = ctx.tools.picture()  # dated by the poller: a third clock, where hosts are three
+        if picture is not None and ctx.tools.now() - picture.taken_at > PICTURE_AGE:
             return Again(say("actions.waits_reports_clock"), LOOK_AGAIN_S)
         return Done(say("actions.waits_reports_over" if left_s <= 0 else "actions.waits_reports_last"))
     return Again(say("actions.waits_reports_more", node=ctx.node), max(1.0, left_s))

@@ -295,6 +295,8 @@ def test_a_breaker_that_a_clock_ahead_closed_counts_failures_from_then_on(
     drained(site)
     half_open(site, site.runs[0].id)
     site.ledger.tables.commands.clear()
+    site.clock.advance(COOLDOWN.total_seconds())  # the canary's drain has lasted
+    site.look()
     right = site.now - timedelta(hours=1)
 
     def by_two_clocks(*known: Any) -> GateFacts:

@@ -40,6 +40,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakableSlurm]:
         f'#!/bin/sh\n[ "$SLURM_JOB_NAME" = late ] || exit 0\nwhile [ -e {folder}/late ]; do sleep 0.1; done\n'
     )
     prolog.chmod(0o755)
+    prolog.parent.chmod(0o755)  # slurmctld may run as the user of healer's worker
     conf = {"TopologyPlugin": "topology/tree", "PrologSlurmctld": str(prolog)}
     with BreakableSlurm(folder, 2, conf=conf, files={"topology.conf": TREE}) as cluster:
         yield cluster

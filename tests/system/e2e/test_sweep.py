@@ -114,10 +114,10 @@ def test_a_users_job_gets_the_node_at_once(sweeps: Sweeps) -> None:
     asked_at = time.monotonic()
     theirs = sbatch(site.slurm, f"--nodelist={node}", gpus=8)
     site.jobs.append(theirs)
-    wait_until(
-        lambda: site.job(theirs).state == "RUNNING", AT_ONCE_S, what="the user's job runs", every_s=0.05
-    )
-    print(f"given back after {time.monotonic() - asked_at:.1f} s")
+    wait_until(lambda: site.job(theirs).state == "RUNNING", 30, what="the user's job runs", every_s=0.05)
+    took_s = time.monotonic() - asked_at
+    print(f"given back after {took_s:.1f} s")
+    assert took_s < AT_ONCE_S
     assert f"Job {theirs} is pending" in sweeps.ended(run)["text"]
     assert [job.state for job in sweeps.jobs(node)] == ["CANCELLED"]
 

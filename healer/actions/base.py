@@ -418,9 +418,14 @@ def recent_picture(ctx: Context, since: datetime) -> SlurmSnapshot | None:
     each query would cost slurmctld as much as a poll of the whole cluster.
     """
     picture = ctx.tools.picture()
-    if picture is None or picture.taken_at <= since or ctx.tools.now() - picture.taken_at > PICTURE_AGE:
+    if picture is None or picture.taken_at <= since or not is_fresh(ctx, picture):
         return None
     return picture
+
+
+def is_fresh(ctx: Context, picture: SlurmSnapshot) -> bool:
+    """By this host's clock; the snapshot is dated by the poller's."""
+    return ctx.tools.now() - picture.taken_at <= PICTURE_AGE
 
 
 def jobs_pictured(ctx: Context) -> list[SlurmJob]:

@@ -15,6 +15,7 @@ from healer.actions.base import (
     held_by,
     holder_of,
     holds,
+    is_fresh,
     jobs_pictured,
     read_node,
     read_node_and_jobs,
@@ -315,7 +316,7 @@ def reports_ended(ctx: Context) -> Result:
     left_s = (last + still - now).total_seconds()
     if left_s <= 0 or waited >= LONGEST_REPORTS:
         picture = ctx.tools.picture()  # dated by the poller: a third clock, where hosts are three
-        if picture is not None and ctx.tools.now() - picture.taken_at > PICTURE_AGE:
+        if picture is not None and not is_fresh(ctx, picture):
             return Again(say("actions.waits_reports_clock"), LOOK_AGAIN_S)
         return Done(say("actions.waits_reports_over" if left_s <= 0 else "actions.waits_reports_last"))
     return Again(say("actions.waits_reports_more", node=ctx.node), max(1.0, left_s))

@@ -418,9 +418,13 @@ def run_scheduler(settings: Settings) -> None:
     cluster = cluster_name(settings)
     telling_db = engine(settings, name="healer messages", pool_size=CONNECTIONS)
     snapshots = PostgresSnapshots(db)
-    poll = Poll(slurm_reads(settings), snapshots, rules, cluster, clock=SystemClock())
-    switch = Switch(settings, telling_db, cluster, rules)
     book = ledger(settings, db, cluster)
+
+    def sweeping() -> bool:
+        return book.has_running(rules().sweeping)
+
+    poll = Poll(slurm_reads(settings), snapshots, rules, cluster, sweeping=sweeping, clock=SystemClock())
+    switch = Switch(settings, telling_db, cluster, rules)
     rehearsing = rehearsals(settings, db, cluster)
     duties = [
         Duty("poll", POLL_S, switch.seen(poll)),

@@ -17,9 +17,9 @@ from healer.text import Said, joined, quoted, say, unstopped
 #: that. With a twentieth of the time, polls were 8% of the requests that a slurmctld of 1,250 nodes got.
 POLL_S, REST_PER_S_SPENT = 2.0, 40
 REST_MAX_S = 12.0
-#: While a sweep holds nodes, the next poll comes no later: a user's job that wants one of them must not wait
-#: over 10 s, of which the look of the run and Slurm's own start take about 4.
-SWEEP_REST_MAX_S = 5.0
+#: A longer pause ends early if a sweep holds nodes; this is how often that is checked. A user's job that
+#: wants one of them must not wait over 10 s, and the run's look and Slurm's own start take about 4 of them.
+SWEEP_CHECK_S = 5.0
 #: While one of these lasts, each pause is twice as long as the one before.
 _PRESSED = frozenset({Trouble.slow, Trouble.backlog})
 
@@ -117,16 +117,20 @@ def _backlog(seen: Controller) -> Iterator[Said]:
         yield say("observations.messages", n=seen.agent_queue)
 
 
-def rest_s(spent_s: float, controller: Controller, last_s: float, *, sweeping: bool = False) -> float:
+def rest_s(spent_s: float, controller: Controller, last_s: float) -> float:
     """Seconds to pause after a poll that took `spent_s`, where `last_s` is the pause before it.
 
-    Longer and longer while slurmctld is slow or behind, also while a sweep of healer's is `sweeping` nodes,
-    and at once as before after that.
+    Longer and longer while slurmctld is slow or behind, and at once as before after that.
     """
     wanted = max(POLL_S, REST_PER_S_SPENT * spent_s)
-    if not _PRESSED.isdisjoint(controller.since):
-        return min(REST_MAX_S, max(wanted, 2 * last_s))
-    return min(SWEEP_REST_MAX_S if sweeping else REST_MAX_S, wanted)
+    if is_pressed(controller):
+        wanted = max(wanted, 2 * last_s)
+    return min(REST_MAX_S, wanted)
+
+
+def is_pressed(controller: Controller) -> bool:
+    """slurmctld is slow or behind: nothing makes healer ask more often."""
+    return not _PRESSED.isdisjoint(controller.since)
 
 
 #: Node -> its switches, leaf first; or the block of topology/block, marked as one.

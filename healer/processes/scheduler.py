@@ -13,11 +13,10 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
-from healer.decisions.sweeps import sweeps_in
 from healer.model import Controller, Ruleset
 from healer.model.run import Rehearsal
 from healer.observations.seal_state import seal_problems
-from healer.observations.slurm_poll import POLL_S, Placing, noted, rest_s
+from healer.observations.slurm_poll import POLL_S, SWEEP_CHECK_S, Placing, is_pressed, noted, rest_s
 from healer.ports.answers import SealState
 from healer.ports.clock import Clock
 from healer.ports.lease import SENT
@@ -66,7 +65,8 @@ class Poll:
     """One cluster's poll: Slurm's picture and how slurmctld does, stored; how long to rest then.
 
     While Slurm is away the old picture stays and grows stale, which holds everything; the controller's state
-    says what is wrong, and nothing is done because of it.
+    says what is wrong, and nothing is done because of it. `sweeping`: whether a sweep runs, which ends a long
+    rest early.
     """
 
     def __init__(
@@ -76,18 +76,31 @@ class Poll:
         rules: Callable[[], Ruleset],
         cluster: str,
         *,
+        sweeping: Callable[[], bool],
         clock: Clock,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler, self._snapshots, self._rules = scheduler, snapshots, rules
-        self._cluster, self._clock, self._stopwatch = cluster, clock, stopwatch
+        self._cluster, self._sweeping, self._clock, self._stopwatch = cluster, sweeping, clock, stopwatch
         self._placing = Placing()
         self._tree = _Tree(scheduler, stopwatch)
         self._controller = snapshots.controller(cluster)
         self._figures_at = float("-inf")
-        self._rest_s, self._sweeping = POLL_S, False
+        self._rest_s, self._due_s = POLL_S, float("-inf")
 
     def __call__(self) -> float:
+        left_s = self._due_s - self._stopwatch()
+        if left_s <= 0 or self._is_wanted_early():
+            self._rest_s = self._polled()
+            left_s, self._due_s = self._rest_s, self._stopwatch() + self._rest_s
+        return min(left_s, SWEEP_CHECK_S)
+
+    def _is_wanted_early(self) -> bool:
+        state = self._controller
+        return state is not None and not is_pressed(state) and self._sweeping()
+
+    def _polled(self) -> float:
+        """Polls, and returns the rest after it."""
         begun = self._stopwatch()
         problem, other = None, False
         try:
@@ -102,7 +115,6 @@ class Poll:
             else:
                 switches = self._tree.of(snapshot.nodes)
                 self._snapshots.put(self._placing.placed(snapshot, self._rules().topology, switches))
-                self._sweeping = bool(sweeps_in(snapshot))
         spent_s = self._stopwatch() - begun
         if problem:
             self._snapshots.failed(self._cluster, str(problem))
@@ -112,8 +124,7 @@ class Poll:
             state = noted(self._asked(problem), state, self._rules().watches, other_cluster=other)
             self._snapshots.put_controller(state)
             self._controller, self._figures_at = state, begun
-        self._rest_s = rest_s(spent_s, state, self._rest_s, sweeping=self._sweeping)
-        return self._rest_s
+        return rest_s(spent_s, state, self._rest_s)
 
     def _asked(self, problem: Said | None) -> Controller:
         """slurmctld's figures. That it gives none is a problem, unless no adapter here can ask for them."""

@@ -55,15 +55,35 @@ def test_new_run_is_left_to_its_creator_for_a_second(fresh_database: sa.Engine) 
         assert _waits_as_due(fresh_database, epoch=1, created_at=begun)
 
 
+def test_only_a_run_of_the_playbook_that_is_running_here_counts(fresh_database: sa.Engine) -> None:
+    ledger = _ledger(fresh_database)
+    book = run().playbook
+    for other in (run(RunState.waiting), run(RunState.running, "elsewhere")):
+        with fresh_database.begin() as conn:
+            conn.execute(sa.delete(runs))
+            save_run(conn, other)
+        assert not ledger.has_running([book])
+    with fresh_database.begin() as conn:
+        conn.execute(sa.delete(runs))
+        save_run(conn, run())
+    assert ledger.has_running(["else", book])
+    assert not ledger.has_running(["else"])
+    assert not ledger.has_running([])
+
+
+def _ledger(engine: sa.Engine) -> PostgresLedger:
+    snapshots = PostgresSnapshots(engine)
+    return PostgresLedger(
+        LedgerParts(engine=engine, cluster=CLUSTER, snapshots=snapshots, clock=SimClock(NOW), has_sink=False)
+    )
+
+
 def _waits_as_due(engine: sa.Engine, **values: object) -> bool:
     """Whether the sweep gets the run, once it has these values; the sweep itself says the same."""
     clock = SimClock(NOW)
     with engine.begin() as conn:
         conn.execute(sa.update(runs).values(**values))
-    snapshots = PostgresSnapshots(engine)
-    ledger = PostgresLedger(
-        LedgerParts(engine=engine, cluster=CLUSTER, snapshots=snapshots, clock=clock, has_sink=False)
-    )
+    ledger = _ledger(engine)
     waiting = Waiting(engine, CLUSTER, clock)
     waits = waiting()
     assert waits == ({"sweep"} if ledger.due_runs(NOW, sent=SENT) else set())

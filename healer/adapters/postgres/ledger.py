@@ -158,6 +158,13 @@ class PostgresLedger:
         with reading(self._engine) as conn:
             return conn.execute(query).first() is not None
 
+    def has_running(self, playbooks: Sequence[str]) -> bool:
+        """Whether a run of one of these playbooks is running."""
+        running = runs.c.cluster == self.cluster, runs.c.state == "running"
+        query = sa.select(runs.c.id).where(*running, runs.c.playbook.in_(playbooks)).limit(1)
+        with ledger_reading(self._engine) as conn:
+            return conn.execute(query).first() is not None
+
     def consumed(self, row: int) -> bool:
         query = sa.select(inbox.c.consumed_at).where(inbox.c.id == row)
         with reading(self._engine) as conn:

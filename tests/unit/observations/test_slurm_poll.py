@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from healer.model import Controller, Trouble, WatchSettings
-from healer.observations.slurm_poll import POLL_S, REST_MAX_S, SWEEP_REST_MAX_S, noted, rest_s, troubles
+from healer.observations.slurm_poll import POLL_S, REST_MAX_S, noted, rest_s, troubles
 
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 LIMITS = WatchSettings()
@@ -101,13 +101,6 @@ def test_a_poll_takes_a_fortieth_of_the_time_and_no_rest_outlives_the_picture(
     spent_s: float, rest: float
 ) -> None:
     assert rest_s(spent_s, seen(), POLL_S) == pytest.approx(rest)
-
-
-def test_a_sweep_shortens_the_rest_but_not_while_slurmctld_is_behind() -> None:
-    behind = seen(since={Trouble.backlog: START})
-    assert rest_s(0.25, seen(), POLL_S, sweeping=True) == SWEEP_REST_MAX_S < 10
-    assert rest_s(0.01, seen(), POLL_S, sweeping=True) == POLL_S
-    assert rest_s(0.25, behind, 8.0, sweeping=True) == REST_MAX_S
 
 
 def test_it_is_asked_less_and_less_while_it_is_behind_and_at_once_as_before_after_that() -> None:

@@ -65,14 +65,18 @@ class Slurm(SimScheduler):
 
     def __init__(self, cluster: str, clock: SimClock, nodes: int) -> None:
         super().__init__(cluster, clock, nodes)
+        self.clock = clock
         self.away, self.unable = False, False
         self.figures: dict[str, Any] = {}
         self.tree: dict[str, tuple[str, ...]] = {}
-        self.tree_reads, self.figure_reads = 0, 0
+        self.tree_reads, self.figure_reads, self.reads = 0, 0, 0
+        self.takes_s = 0.0
 
     def snapshot(self) -> SlurmSnapshot:
         if self.away:
             raise SchedulerUnavailable("slurmctld does not answer")
+        self.reads += 1
+        self.clock.advance(self.takes_s)
         return super().snapshot()
 
     def controller(self) -> Controller:
@@ -95,13 +99,14 @@ class Polled:
         self.clock, self.kept = SimClock(START), Kept()
         self.slurm = Slurm(cluster, self.clock, nodes)
         self.rules = rules or rules_in()
+        self.sweeping, self.rest_s = False, 0.0
         self.begin()
 
     def begin(self) -> None:
         """A process that starts."""
         self.poll = Poll(
             self.slurm, self.kept, lambda: self.rules, CLUSTER,
-            clock=self.clock, stopwatch=self.stopwatch,
+            sweeping=lambda: self.sweeping, clock=self.clock, stopwatch=self.stopwatch,
         )  # fmt: skip
 
     def stopwatch(self) -> float:
@@ -110,6 +115,13 @@ class Polled:
     def wait(self, seconds: float) -> float:
         self.clock.advance(seconds)
         return self.poll()
+
+    def rested_s(self) -> float:
+        """Rests as the duty does until Slurm has been asked again; the seconds between the two."""
+        reads, begun = self.slurm.reads, self.stopwatch()
+        while self.slurm.reads == reads:
+            self.rest_s = self.wait(self.rest_s)
+        return self.stopwatch() - begun - self.slurm.takes_s
 
     @property
     def nodes(self) -> Mapping[str, SlurmNode]:
@@ -153,12 +165,24 @@ def test_the_picture_of_another_cluster_is_not_ours() -> None:
 def test_a_backup_that_took_over_and_a_backlog_are_states_since_when_they_began() -> None:
     site = Polled()
     site.slurm.figures = {"role": "backup", "host": "ctl2", "agent_queue": 900, "dbd_queue": 3}
-    rests = [site.poll(), site.wait(2), site.wait(4), site.wait(8)]
-    assert rests == [4, 8, 12, 12]
+    site.sweeping = True  # no reason to press it more
+    site.rest_s = site.poll()
+    assert [site.rested_s() for _ in range(4)] == pytest.approx([4, 8, 12, 12])
     assert site.kept.troubles == {Trouble.backup: START, Trouble.backlog: START}
     site.slurm.figures = {"role": "primary"}
-    assert site.wait(10) == POLL_S
+    assert site.wait(12) == POLL_S
     assert site.kept.troubles == {}
+
+
+def test_a_long_rest_ends_early_when_a_sweep_has_begun_meanwhile() -> None:
+    site = Polled()
+    site.slurm.takes_s = 0.3
+    site.rest_s = site.poll()
+    assert site.rested_s() == pytest.approx(12)
+    site.sweeping = True
+    assert [site.rested_s() for _ in range(2)] == pytest.approx([5, 5])
+    site.sweeping = False
+    assert site.rested_s() == pytest.approx(12)
 
 
 def test_restarted_poller_knows_when_a_problem_began() -> None:

@@ -304,6 +304,27 @@ def test_a_file_of_another_name_in_the_spool_stops_nothing(tmp_path: Path, hub: 
         assert (folder / name).exists()
 
 
+def test_a_file_of_the_spool_that_an_admin_removes_stops_nothing(node: Following, hub: Hub) -> None:
+    """Before it is read, while it is sent, and while others are written."""
+    folder = node.spool / "follow"
+    script = (
+        f"import os; folder = {str(folder)!r}\n"
+        "store = one.store\n"
+        "def spooled(number):\n"
+        '    store.add(number, b\'{"line": "%d"}\' % number)\n'
+        "    store.park()\n"
+        "    return store._path(store.segments[-1])\n"
+        "def peeked():\n"
+        "    return [line.decode() for line in store.peek()]\n"
+        "os.unlink(spooled(1)); kept = spooled(2); print(peeked())\n"
+        "os.unlink(kept); store.done(1); spooled(3); print(peeked())\n"
+        "follow.SPOOL_BYTES = follow.SEGMENT_BYTES = 10; os.unlink(store._path(store.segments[0]))\n"
+        "spooled(4); spooled(5); print(peeked())\n"
+    )
+    heard = within(node, script).splitlines()
+    assert heard == ['[\'{"line": "2"}\']', '[\'{"line": "3"}\']', '[\'{"line": "5"}\']']
+
+
 def test_a_delivered_file_that_cannot_be_removed_blocks_none_after_it(node: Following, hub: Hub) -> None:
     """As on a disk whose errors made it read-only for a while."""
     folder = node.spool / "follow"

@@ -19,7 +19,7 @@ from healer.model.telemetry import Report
 from healer.signals.hardware_names import GPU_BEYOND, GPUS_LEAST, LINK_BEYOND, NVLINKS_MAX, Parts, Ports
 from healer.signals.inventory import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
-from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, Rejects, check_marks
+from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, Rejects, check_marks, python_json
 from healer.signals.series import (
     NO_ROOM,
     NOT_KNOWN,
@@ -78,6 +78,7 @@ class Wordy(_Samples[_Word]):
 
 
 _fast = msgspec.json.Decoder(list[Body] | Body)
+_one = msgspec.json.Decoder(msgspec.Raw)
 _list = msgspec.json.Decoder(list[msgspec.Raw])
 _wordy = msgspec.json.Decoder(Wordy)
 
@@ -87,14 +88,13 @@ def bodies(raw: bytes, rejects: Rejects) -> Iterator[tuple[int, Body | Wordy]]:
     check_marks(raw, values=(b",", VALUES_MAX), objects=(b"{", OBJECTS_MAX), lists=(b"[", LISTS_MAX))
     try:
         body = _fast.decode(raw)
+    except NOT_JSON:
+        pass  # one by one, so that one bad entry never loses the good ones
+    else:
         bodies = body if isinstance(body, list) else [body]
         _check_entries(len(bodies))
         yield from enumerate(bodies)
         return
-    except msgspec.ValidationError:
-        pass  # one by one, so that one bad entry never loses the good ones
-    except NOT_JSON as error:
-        raise BadBody(say("signals.not_json", error=said_by(error))) from None
     for index, item in enumerate(_items(raw)):
         try:
             yield index, _wordy.decode(item)
@@ -104,17 +104,18 @@ def bodies(raw: bytes, rejects: Rejects) -> Iterator[tuple[int, Body | Wordy]]:
             raise BadBody(say("signals.not_json", error=said_by(error))) from None
 
 
-def _items(raw: bytes) -> Sequence[msgspec.Raw | bytes]:
-    """The entries as raw bytes: each is decoded, judged and dropped before the next one."""
+def _items(raw: bytes) -> Sequence[msgspec.Raw]:
+    """The entries as raw bytes: each is decoded, judged and dropped before the next one. A bare NaN or
+    Infinity becomes null, which is unknown too."""
     begin = raw.lstrip(b" \t\r\n")[:1]
-    if begin == b"{":
-        return [raw]
-    if begin != b"[":
+    if begin not in (b"{", b"["):
         raise BadBody(say("signals.metrics_shape"))
+    decoder = _one if begin == b"{" else _list
     try:
-        items = _list.decode(raw)
+        found = decoder.decode(raw)
     except NOT_JSON as error:
-        raise BadBody(say("signals.not_json", error=said_by(error))) from None
+        found = decoder.decode(msgspec.json.encode(python_json(raw, error)))
+    items = found if isinstance(found, list) else [found]
     _check_entries(len(items))
     return items
 

@@ -1,7 +1,9 @@
 """Reporting of rejected input, shared by every wire form: whole bodies, and entries by index and reason."""
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -71,6 +73,17 @@ class Rejects:
     def more(self) -> int:
         """Invalid entries that are only counted."""
         return self.count - len(self.listed)
+
+
+def python_json(raw: bytes, error: Exception) -> Any:
+    """The decoded body, where it is not JSON only for a bare NaN or Infinity, as Python's json writes them.
+    `error`: why it is not JSON. Raises BadBody."""
+    if b"NaN" in raw or b"Infinity" in raw:
+        with suppress(ValueError, RecursionError, OverflowError):
+            decoded = json.loads(raw)
+            msgspec.json.encode(decoded)  # half a letter, which no answer could name, is not JSON either
+            return decoded
+    raise BadBody(say("signals.not_json", error=said_by(error))) from None
 
 
 def check_marks(raw: bytes, **most: tuple[bytes, int]) -> None:

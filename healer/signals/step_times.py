@@ -5,11 +5,9 @@ is of rank 0; one without `step` is numbered by the second of its time, so that 
 separate and in order.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -19,10 +17,19 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from healer.model.telemetry import DOING, StepBatch
-from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, Rejected, Rejects, check_marks, sentence
+from healer.signals.rejects import (
+    NOT_JSON,
+    BadBody,
+    BadEntry,
+    Rejected,
+    Rejects,
+    check_marks,
+    python_json,
+    sentence,
+)
 from healer.signals.values import sample_time
 from healer.signals.wire import HasNode, wrong_node
-from healer.text import Said, said_by, say
+from healer.text import Said, say
 
 #: More than the ranks of any job times the steps that a sender would hold back; bodies per request.
 SAMPLES_MAX = 200_000
@@ -137,25 +144,16 @@ def _bodies(raw: bytes, rejects: Rejects) -> list[_Entry]:
     try:
         decoded = _fast.decode(raw)
     except NOT_JSON:
-        return _one_by_one(_any_json(raw), rejects)
+        try:
+            anything = _any.decode(raw)
+        except NOT_JSON as error:
+            anything = python_json(raw, error)
+        return _one_by_one(anything, rejects)
     bodies = decoded if isinstance(decoded, list) else [decoded]
     _check_size(len(bodies), sum(len(body.samples) for body in bodies))
     for body in bodies:
         _check_job(body.job)
     return [_Entry(body, len(body.samples), list(enumerate(body.samples))) for body in bodies]
-
-
-def _any_json(raw: bytes) -> Any:
-    """Also what Python's json writes and JSON does not have: a bare NaN or Infinity. Raises BadBody."""
-    try:
-        return _any.decode(raw)
-    except NOT_JSON as error:
-        if b"NaN" in raw or b"Infinity" in raw:
-            with suppress(ValueError, RecursionError):
-                decoded = json.loads(raw)
-                msgspec.json.encode(decoded)  # half a letter, which no answer could name, is not JSON either
-                return decoded
-        raise BadBody(say("signals.not_json", error=said_by(error))) from None
 
 
 def _one_by_one(decoded: Any, rejects: Rejects) -> list[_Entry]:

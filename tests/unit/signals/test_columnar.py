@@ -89,6 +89,15 @@ def test_blanks_are_no_values(bench: Bench, blank: float) -> None:
     assert taken.samples == 1
 
 
+def test_a_bare_nan_or_infinity_of_pythons_json_is_unknown_and_loses_no_other(bench: Bench) -> None:
+    bare = {"power_w": [float("nan"), 400.0], "gpu_temp_c": [float("inf"), float("-inf")]}
+    wrong = {"node": "gpu0002", "gpus": 7}
+    for bodies in ([{"node": "gpu0001", "gpu": bare}], [wrong, {"node": "gpu0001", "gpu": bare}]):
+        taken = take(bench, *bodies)
+        assert bench.values(taken.reports[0]) == {("power_w", gpu(1)): 400.0}
+        assert [one.index for one in taken.rejected] == [0] * (len(bodies) - 1)
+
+
 def test_large_counters_are_values(bench: Bench) -> None:
     taken = take(bench, {"node": "gpu0001", "ports": {"mlx5_0/1": {"ib_rcv_bytes_total": 2**53}}})
     assert bench.values(taken.reports[0]) == {("ib_rcv_bytes_total", Part(port="mlx5_0/1")): 2.0**53}
@@ -296,7 +305,9 @@ def test_memory_of_shapes_is_bounded_by_their_size(bench: Bench, monkeypatch: py
     assert 1 <= len(bench.translator._columnar._layouts) <= 5
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"text"', b"7", b"[" * 5000, b'[{"node":1},{"node":'])
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"\xff", b'"text"', b"7", b"[" * 5000, b'[{"node":1},{"node":', b'{"node":NaN},{}']
+)
 def test_a_body_that_is_none(bench: Bench, raw: bytes) -> None:
     with pytest.raises(BadBody):
         bench.translator.columnar(raw, known, NOW)

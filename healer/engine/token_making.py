@@ -18,7 +18,8 @@ from healer.ports.service_accounts import (
     is_person,
     person_of,
 )
-from healer.text import say
+from healer.signals.wire import is_node_name
+from healer.text import quoted, say
 
 
 def checked_token(new: NewToken, now: datetime) -> NewToken:
@@ -28,6 +29,8 @@ def checked_token(new: NewToken, now: datetime) -> NewToken:
         raise Invalid("name", say("engine.name_unseen", name=new.name))
     if broke_glass(new.name):
         raise Invalid("name", say("engine.name_of_glass", name=new.name))
+    if new.node is not None and not is_node_name(new.node):
+        raise Invalid("node", say("engine.token_of_one_node", name=quoted(new.node)))
     if is_person(new.name):
         if new.routes:
             raise Invalid("only", say("engine.only_for_accounts"))

@@ -332,7 +332,7 @@ def slurm_name(cluster: str, host: str, has_node: HasNode) -> str:
 
 
 def wrong_node(cluster: str, node: str, has_node: HasNode) -> Said | None:
-    if len(node) > _NODE_NAME_MAX or not _is_node_name(node):
+    if not is_node_name(node):
         return say("signals.bad_node_name")
     if not cluster:
         return say("signals.name_cluster")
@@ -340,6 +340,10 @@ def wrong_node(cluster: str, node: str, has_node: HasNode) -> Said | None:
 
 
 # The same questions recur with each line of a node.
+
+
+def is_node_name(word: str) -> bool:
+    return len(word) <= _NODE_NAME_MAX and _is_node_name(word)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)

@@ -34,6 +34,9 @@ def account(**fields: Any) -> NewToken:
         (account(name="ann\u200b"), "name"),
         (account(name=""), "name"),
         (account(name="healer"), "name"),
+        (NewToken(role=Role.signals, node="gpu0001,gpu0002"), "node"),
+        (NewToken(role=Role.signals, node="gpu[0001-0002]"), "node"),
+        (NewToken(role=Role.signals, node=""), "node"),
     ],
 )
 def test_invalid_account_is_refused_with_its_field(new: NewToken, field: str) -> None:

@@ -129,15 +129,6 @@ def timeline_title() -> str:
     return say("commands.timeline")
 
 
-def run_lines(found: dict[str, Any]) -> Iterator[str]:
-    """All but its steps."""
-    target = found["node"] or found["job"]
-    yield say("commands.run_on", playbook=found["title"], target=target, state=quoted(found["state"]))
-    yield say("commands.requested_by", who=found["by"], reason=found["reason"])
-    if found["question"]:
-        yield say("commands.question", text=found["question"])
-
-
 def run_state(answer: dict[str, Any]) -> str:
     line = say("commands.run", id=answer["id"], state=quoted(answer["state"]))
     question = answer.get("question")

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from healer.commands import Failed, print_line
-from healer.commands.phrases import run_lines, run_state
+from healer.commands.phrases import run_state
 from healer.commands.remote import (
     AS_JSON,
     CLUSTER,
@@ -83,8 +83,13 @@ _PAUSES: dict[str, Column] = {
 
 
 def _show(found: dict[str, Any]) -> None:
-    for line in run_lines(found):
-        print_line(line)
+    target = found["node"] or found["job"]
+    print_line(say("commands.run_on", playbook=found["title"], target=target, state=quoted(found["state"])))
+    print_line(say("commands.requested_by", who=found["by"], reason=found["reason"]))
+    if found["question"]:
+        print_line(say("commands.question", text=found["question"]))
+    if found["decisions"] and found["decisions"][-1]["outcome"] == "refused":
+        print_line(say("commands.run_refused", text=found["decisions"][-1]["why"]))
     rows = [(step["title"], step["state"], step["attempt"], step["text"]) for step in found["steps"]]
     print_table(("STEP", "STATE", "TRIES", ""), rows)
 

@@ -18,8 +18,21 @@ from healer.adapters.token_key import KEY_FILE
 from healer.commands import Failed
 from healer.commands.cli import build, main
 from healer.incidents.lifecycle import PROBATION
-from healer.model import Cause, HitBasis, IncidentState, Inventory, JobHit, Run, RunState, Verdict
+from healer.model import (
+    Cause,
+    Decision,
+    HitBasis,
+    IncidentState,
+    Inventory,
+    JobHit,
+    Outcome,
+    Run,
+    RunState,
+    Verdict,
+)
+from healer.text import quoted
 from healer.text.language import current
+from healer.text.said import to_stored
 from tests.support.api import (
     CLUSTER,
     TOKEN_KEY,
@@ -136,6 +149,21 @@ def test_a_run_from_plan_to_start(healer: Healer) -> None:
 def test_a_run_that_waits_is_approved(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
     waits(served, "drain")
     assert healer("approve", "r1", "--reason", "seen").stdout == "run r1: running\n"
+
+
+def test_a_run_that_was_refused_says_why(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
+    waits(served, "drain")
+    api, _ = served
+    now, why = datetime.now(UTC), "seven of ten nodes are out of service"
+    for outcome in (Outcome.held, Outcome.refused):
+        named = {"incident": None, "playbook": "drain", "proposal": None, "run": "r1"}
+        made = Decision(at=now, cluster=CLUSTER, outcome=outcome, why=quoted(why), **named)
+        row = {"cluster": CLUSTER, "outcome": outcome, "run": "r1", "at": now}
+        with api.engine.begin() as conn:
+            conn.execute(sa.insert(tables.decisions).values(**row, doc=to_stored(made)))
+        shown = healer("runs", "r1").stdout
+        assert (f"Refused: {why}\n" in shown) == (outcome is Outcome.refused)
+        assert shown.startswith("Drain a node on gpu0001: ")
 
 
 def waits(served: tuple[Api, httpx.Client], playbook: str) -> None:

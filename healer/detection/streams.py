@@ -45,6 +45,9 @@ def medians(rows: Floats) -> Floats:
     if not rows.size:
         return np.full(len(rows), np.nan)
     ordered = np.sort(rows, axis=1)  # NaN last
+    n = rows.shape[1]
+    if not np.isnan(ordered[:, -1]).any():
+        return (ordered[:, (n - 1) // 2] + ordered[:, n // 2]) / 2
     count = np.count_nonzero(~np.isnan(rows), axis=1)
     row = np.arange(len(rows))
     return (ordered[row, np.maximum(count - 1, 0) // 2] + ordered[row, count // 2]) / 2
@@ -482,10 +485,10 @@ def _column(values: Sequence[float]) -> Floats:
 
 def _short_median(last: Floats) -> Floats:
     """Over the first axis, NaN where fewer than three are known."""
-    count = np.count_nonzero(np.isfinite(last), axis=0)
     ordered = np.sort(last, axis=0)  # NaN last
-    if (count == _SHORT).all():
+    if np.isfinite(ordered[-1]).all() and np.isfinite(ordered[0]).all():
         return ordered[_SHORT // 2]
+    count = np.count_nonzero(np.isfinite(last), axis=0)
     low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, _SHORT - 1)
     middle = [np.take_along_axis(ordered, at[None], axis=0)[0] for at in (low, high)]
     return np.where(count >= 3, (middle[0] + middle[1]) / 2, np.nan)

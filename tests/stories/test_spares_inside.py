@@ -176,6 +176,7 @@ def test_the_batch_host_does_not_leave() -> None:
     assert (seen.site.launcher.swaps, seen.site.snapshot().jobs[seen.site.job].restarts) == (0, 1)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", ["slow", "corruption"])
 def test_a_spare_does_not_show_what_only_work_shows(way: str) -> None:
     card = healed(small(fault(2.0, "gpu0041", way), nodes=40))
@@ -183,6 +184,7 @@ def test_a_spare_does_not_show_what_only_work_shows(way: str) -> None:
     assert card.spent[Spent.slowed] == 0
 
 
+@pytest.mark.heavy
 def test_a_slow_spare_is_found_once_it_takes_a_place() -> None:
     card = healed(small(fault(0.3, "gpu0041", "slow"), fault(2.0, WORKER), nodes=40))
     assert card.incidents["straggler"] == 1

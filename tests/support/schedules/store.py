@@ -23,7 +23,7 @@ from healer.model import (
     Slot,
     SlurmSnapshot,
 )
-from healer.ports.lease import FRESH_S, LEASE, PROOFS, is_unheard
+from healer.ports.lease import FRESH_S, LEASE, PROOFS, is_awake, is_unheard
 from healer.ports.transactions import LeaseLost, LedgerAway
 from healer.sim.memory_ledger import MemoryClaim, MemoryLedger, MemoryTx, Tables
 from healer.sim.stores import MemoryCheckpoints
@@ -160,7 +160,7 @@ class ProcessLedger(MemoryLedger):
             known is None
             or run in store.locks
             or known.state is not RunState.running
-            or (known.wake_at is not None and known.wake_at > now)
+            or not is_awake(known.wake_at, now)
         ):
             yield None
             return

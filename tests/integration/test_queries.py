@@ -290,8 +290,9 @@ def test_saved_gpu_hours_compare_automatic_restarts_with_manual_ones(fresh_datab
 
     quick, late, approved = one(1, "11", 64), one(2, "12", 8), one(3, "13", 512)
     left = [one(10 + number, str(20 + number), 8) for number in range(4)]
+    ignored = one(20, "30", 8)  # no person has taken it up yet: the runs of other incidents say nothing of it
     with fresh_database.begin() as conn:
-        for each in (quick, late, approved, *left):
+        for each in (quick, late, approved, *left, ignored):
             save_incident(conn, each)
         restarted(quick, timedelta(minutes=1))
         restarted(late, timedelta(hours=2))

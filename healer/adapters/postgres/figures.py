@@ -283,6 +283,7 @@ def _people(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
         _BY_HEALER_ALONE,
     )
     its_runs = sa.select("run/" + runs.c.id).where(runs.c.incident == incidents.c.id)
+    its_runs = its_runs.correlate(incidents)  # two levels down: else the runs of all incidents
     first = sa.func.least(
         _first_record(by_person, audit_records.c.subject == "incident/" + incidents.c.id),
         _first_record(by_person, audit_records.c.subject.in_(its_runs)),

@@ -240,12 +240,13 @@ def quiet_buttons(
 
 def _by_hand(playbook: Playbook, body: dict[str, str], *, more: bool = False) -> Button:
     """Any playbook of the site on this node: its title says what it does."""
+    steps = words.counted(len(playbook.steps), "step")
     return _start(
         playbook.name,
         body,
         label=playbook.name.replace("-", " ").capitalize().replace("Gpu", "GPU"),
         title=words.labelled(quoted(playbook.title), body["node"]),
-        effect=say("console.buttons_steps_each_changes_something_asks", steps=len(playbook.steps)),
+        effect=say("console.buttons_steps_each_changes_something_asks", counted=steps),
         inputs=tuple(_field(name, given) for name, given in playbook.inputs.items()),
         more=more,
     )

@@ -95,7 +95,8 @@ def _facts(period: Period) -> list[tuple[str, str, str]]:
 def _saved(saved: Saved) -> tuple[str, str, str]:
     alone = say("console.reports_restarted_by_healer_alone", counted=words.counted(saved.jobs, "job"))
     if saved.gpu_hours is None or saved.people_s is None:
-        few = say("console.reports_too_few_to_compare", people=saved.people)
+        handled = words.counted(saved.people, "incident")
+        few = say("console.reports_too_few_to_compare", counted=handled)
         return (
             say("console.reports_gpu_hours_saved"),
             say("console.incident_not_known"),

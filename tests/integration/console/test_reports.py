@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from healer.console.views import Shown, fleet_view, reports_view, standing_view
 from healer.model import AuditRecord, Role
-from healer.ports.answers import Group, Period, RuleFigures, Spread
+from healer.ports.answers import Group, Period, RuleFigures, Saved, Spread
 from healer.ports.queries import AuditQuery, IncidentQuery, RunQuery
 from tests.support import console_desk, console_sample
 from tests.support.console_sample import CLUSTER, NOW, Sample
@@ -53,6 +53,17 @@ def test_a_period_without_incidents_has_dashes_and_no_rates() -> None:
     assert facts["Relapses"][0] == "–"
     few = "0 jobs restarted by healer without help; people handled 0 incidents with jobs: too few to compare"
     assert facts["GPU-hours saved"] == ("unknown", few)
+
+
+def test_one_incident_is_no_incidents() -> None:
+    stats = msgspec.structs.replace(empty().stats, saved=Saved(jobs=1, people=1))
+    facts = {
+        name: rests
+        for name, _, rests in reports_view.reports(msgspec.structs.replace(empty(), stats=stats)).facts
+    }
+    assert facts["GPU-hours saved"] == (
+        "1 job restarted by healer without help; people handled 1 incident with jobs: too few to compare"
+    )
 
 
 def test_losses_say_what_they_rest_on() -> None:

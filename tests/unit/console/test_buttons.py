@@ -57,3 +57,9 @@ def test_rare_actions_are_under_more() -> None:
     (asked,) = service.inputs
     assert (asked.name, asked.required, asked.default) == ("service", True, "")
     assert "slurmd" in asked.choices and service.more
+
+
+def test_a_playbook_of_one_step_has_one_step() -> None:
+    shown = node_buttons(row(), CLUSTER, Role.operator, shipped().playbooks.values())
+    effect = next(one.effect for one in shown if one.label == "Collect evidence")
+    assert effect.startswith("1 step. ")

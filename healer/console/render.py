@@ -182,7 +182,8 @@ class _Texts:
         self.forms = catalogue(name, "templates") or NullTranslations()
 
     def text(self, text: str) -> str:
-        return in_language(text, self._name)
+        # A sentence of the templates is in its language and escaped: as a plain text it is escaped again.
+        return text if isinstance(text, Markup) else in_language(text, self._name)
 
     def sentence(self, text: str) -> str:
         """With a capital at its start, where the language has capitals."""

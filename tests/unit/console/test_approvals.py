@@ -104,6 +104,16 @@ def test_many_are_cut_and_what_was_written_stays_text(sample: Sample) -> None:
     assert evil not in page and "&lt;script&gt;" in page
 
 
+def test_what_a_run_takes_is_escaped_once(sample: Sample) -> None:
+    detail = next(iter(sample.runs.values()))
+    run = msgspec.structs.replace(
+        detail.run, id="r0", playbook="power-cycle", state=RunState.waiting_approval, shadow=False
+    )
+    sample.runs["r0"] = msgspec.structs.replace(detail, run=run)
+    page = TestClient(Site(sample).app).get("/approvals", headers=COOKIE).text
+    assert "takes the node and a job&#39;s work" in page and "&amp;#39;" not in page
+
+
 def test_nothing_waits() -> None:
     page = TestClient(Site(make_sample(8, empty=True)).app).get("/approvals", headers=COOKIE).text
     assert "Nothing is waiting for a person." in page

@@ -13,16 +13,16 @@ _APPROVE = frozenset({Role.operator, Role.admin})
 
 
 def approvals(rules: Ruleset) -> list[Shown]:
-    """Who approves runs of each playbook, by name. `irreversible`: the second person is needed whatever the
-    file says."""
+    """Who approves runs of each playbook, by name. `second_person`: as the file says; `irreversible`: needed
+    whatever it says, unless the node is drained and empty (`healer.decisions.consent`)."""
     found = list[Shown]()
     for name, playbook in sorted(rules.playbooks.items()):
-        duties, irreversible = rules.access.duties_of(name), cannot_be_undone(playbook)
+        duties = rules.access.duties_of(name)
         found.append(
             Shown(
                 playbook=name,
-                irreversible=irreversible,
-                second_person=irreversible or rules.access.needs_second(name),
+                irreversible=cannot_be_undone(playbook),
+                second_person=rules.access.needs_second(name),
                 never=tuple(sorted({group for duty in duties for group in duty.never})),
                 entries=tuple(
                     grant.name

@@ -359,7 +359,7 @@ def reboot_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: dateti
 
 def _daily_cap(guard: Guard, name: str | None, used: list[datetime], limit: int) -> Answer:
     """`name`: the node or job; `used`: the uses of the last 24 h, oldest first."""
-    why = say(f"decisions.times_{guard}", name=name, used=len(used), limit=limit)
+    why = say(f"decisions.times_{guard}", name=name, count=len(used), limit=limit)
     if len(used) >= limit:
         frees_at = used[len(used) - limit] + DAY if limit > 0 else None
         return refuse(guard, why, limit=limit, used=len(used), frees_at=frees_at)

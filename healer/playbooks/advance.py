@@ -342,7 +342,7 @@ def _sleeps(last: LogEntry, until: datetime, now: datetime) -> bool:
 def _failed(step: Step, key: str, item: str | None, last: LogEntry, now: datetime) -> Do | Sleep | Ask:
     if last.attempt > step.retries or last.data.get("final"):
         title = quoted(step.title or step.id)
-        question = say("playbooks.did_not_work", title=title, attempts=last.attempt, text=last.text)
+        question = say("playbooks.did_not_work", title=title, count=last.attempt, text=last.text)
         return Ask(key=key, question=question)
     back_off_s = min(step.back_off_max_s, step.back_off_s * 2.0 ** min(last.attempt - 1, 30))
     until = last.at + timedelta(seconds=back_off_s)

@@ -236,7 +236,7 @@ class TestSeverity:
     def test_so_has_one_that_a_person_took_over_from_a_run_that_got_stuck_by_it(self, reason, severity):
         shown = node(1, state=("IDLE", "DRAIN"), reason=reason, reason_user="alice")
         about, known = incident(jobs_hit=("4711",)), facts(fleet(shown))
-        why = "Reset the GPU failed after 1 attempt(s)"
+        why = "Reset the GPU failed after 1 attempt"
         stuck = Decision(
             at=NOW, cluster=CLUSTER, incident=about.id, playbook=None, outcome=Outcome.held, why=why
         )

@@ -155,7 +155,13 @@ def test_after_the_last_attempt_a_person_is_asked_what_went_wrong() -> None:
     assert isinstance(asked, Ask)
     assert "Drain the node" in asked.question
     assert "Slurm says no." in asked.question
-    assert "3 attempt(s)" in asked.question
+    assert "failed after 3 attempts: " in asked.question
+
+
+def test_one_attempt_is_in_the_singular() -> None:
+    once = Playbook(name="p", title="p", target="node", steps=(Step(id="a", do=Verb.drain, retries=0),))
+    asked = advance(once, [entry("a", "failed", text="No.")], START)
+    assert isinstance(asked, Ask) and "failed after 1 attempt: No." in asked.question
 
 
 def test_a_final_failure_asks_at_once() -> None:

@@ -38,13 +38,22 @@ class Drops:
         self._book, self._cluster = book, cluster
         self._reported: dict[LossReason, int] = {}
 
-    def report(self, counts: Counts, now: datetime) -> None:
-        """`counts` grow while the windows live, and begin at 0 with new ones."""
-        found = {
+    def begin(self, counts: Counts) -> None:
+        """`counts` of windows rebuilt from the store: what those passed over was counted when it arrived, or
+        is from before a repair and no loss."""
+        self._reported = self._by_reason(counts)
+
+    @staticmethod
+    def _by_reason(counts: Counts) -> dict[LossReason, int]:
+        return {
             LossReason.late: counts.late,
             LossReason.out_of_order: counts.out_of_order,
             LossReason.series_limit: counts.dropped,
         }
+
+    def report(self, counts: Counts, now: datetime) -> None:
+        """`counts` grow while the windows live, and begin at 0 with new ones."""
+        found = self._by_reason(counts)
         if any(count < self._reported.get(reason, 0) for reason, count in found.items()):
             self._reported = {}
         losses = [
@@ -308,6 +317,8 @@ class SensesLoop:
             senses.renew(self._nodes(), now)
             senses.rebuild(reports, batches, self._picture.slurm, now)
             rows += len(reports) + len(batches)
+        if self._parts.drops is not None:
+            self._parts.drops.begin(senses.telemetry.counts)
         took_s = (self._clock.now() - begun).total_seconds()
         log.info("metric windows rebuilt", rows=rows, took_s=round(took_s, 3))
         return senses, samples

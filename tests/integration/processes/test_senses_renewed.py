@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from healer.detection.tick import Senses
-from healer.model import Finding, Part, Ruleset
+from healer.model import Finding, Loss, LossReason, Part, Ruleset
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import Picture
 from healer.ports.measurements import Samples
 from healer.processes import senses_loop as module
-from healer.processes.senses_loop import SensesLoop, SensesParts
+from healer.processes.senses_loop import Drops, SensesLoop, SensesParts
 from healer.sim.sim_clock import SimClock
 from healer.sim.stores import MemoryColumns
 from tests.support.loop import shipped
@@ -62,6 +62,7 @@ class Site:
         self.book = MemoryColumns()
         self.sender = Sender(self.book)
         self.why = ""
+        self.lost: list[Loss] = []
         self.loop = self.fresh()
 
     def fresh(self) -> SensesLoop:
@@ -73,8 +74,15 @@ class Site:
                 make=lambda rules: (Senses(CLUSTER, rules, self.book), self.store.again()),
                 picture=self.picture,
                 clock=self.clock,
+                drops=Drops(self, CLUSTER),
             )
         )
+
+    def add(self, counts: Sequence[Loss]) -> None:
+        self.lost += counts
+
+    def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
+        return self.lost
 
     def look(self, seconds: int, value: float | None = 1.0) -> list[Finding]:
         """Every 15 s a sample."""
@@ -113,6 +121,21 @@ def test_fault_still_present_after_return_is_a_new_fact(restarted: bool) -> None
     (again,) = site.look(60)
     assert again.component == first.component
     assert again.evidence[0].digest != first.evidence[0].digest
+
+
+def test_a_restart_after_a_return_loses_nothing() -> None:
+    # The store still has the samples from before the return: the new detector passes over them, and its
+    # health page must not say that a sender is late.
+    site = Site()
+    site.look(60)
+    site.picture.clear(NODE, site.clock.now())
+    site.look(60)
+    site.loop = site.fresh()
+    site.look(180)
+    assert site.lost == []
+    site.store.put([site.sender.report(NODE, -3600, {("row_remap_failed", Part(gpu=3)): 1.0})])
+    site.look(120)
+    assert [(one.reason, one.count) for one in site.lost] == [(LossReason.late, 1)]
 
 
 def test_new_boot_also_resets_and_the_same_boot_does_not() -> None:

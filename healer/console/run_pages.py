@@ -9,7 +9,7 @@ from healer.api.granted import role_at
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
 from healer.console.render import next_link, one_of
 from healer.console.views.buttons import from_here_buttons, run_buttons
-from healer.console.views.runs_view import last_decision, run_row, steps
+from healer.console.views.runs_view import last_decision, log_rows, run_row, steps
 from healer.model import RunState
 from healer.ports.answers import RunRecord
 from healer.ports.queries import RunQuery
@@ -48,7 +48,7 @@ def run_page(request: Request, pages: Here, run_id: str) -> Response:
         "run": detail.run,
         "row": run_row(detail.run, context["now"]),
         "steps": steps(detail.log, detail.run.created_at),
-        "log": detail.log,
+        "log": log_rows(detail.log),
         "buttons": run_buttons(detail.run, role),
         "again": from_here_buttons(detail.run, detail.log, role),
         "mode_note": say(f"console.mode_{detail.run.mode}"),

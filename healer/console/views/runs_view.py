@@ -50,6 +50,15 @@ def steps(log: tuple[LogEntry, ...], start: datetime) -> list[Shown]:
     return rows
 
 
+def log_rows(log: tuple[LogEntry, ...]) -> list[Shown]:
+    """Each entry, and its day where that is another than of the entry before."""
+    days = ["", *(words.day(entry.at) for entry in log)]
+    return [
+        Shown(entry=entry, day=day if day != before else "")
+        for entry, before, day in zip(log, days, days[1:], strict=False)
+    ]
+
+
 def _name(key: str) -> Said:
     """The names of a playbook's steps are in no language."""
     if key == UNDO:

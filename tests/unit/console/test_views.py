@@ -3,6 +3,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fastapi.testclient import TestClient
 
 from healer.console import words
 from healer.console.views import colours, fleet_view, incident_view, runs_view, standing_view, timeline_view
@@ -18,7 +19,7 @@ from healer.ports.answers import NodeGauges, Note, Standing
 from healer.text import in_language
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, Sample
-from tests.support.console_site import make_sample, standing_of
+from tests.support.console_site import Site, make_sample, standing_of
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +277,27 @@ def test_steps_are_folded_into_one_row_each(sample: Sample) -> None:
         ("reset", "started", ""),
     ]
     assert rows[0].offset == "+2.004 s"
+
+
+def test_the_log_of_a_run_says_each_day_once(sample: Sample) -> None:
+    # A run may wait a week for a repair: a time of day alone names none of its days.
+    first, second, *_ = detail_of(sample, "gpu-lost").runs[0].log
+    log = (first, second, msgspec.structs.replace(second, at=second.at + timedelta(days=2)))
+    assert [row.day for row in runs_view.log_rows(log)] == ["Fri 20 Nov 2026", "", "Sun 22 Nov 2026"]
+
+
+def test_times_of_day_have_their_zone_on_a_phone_too(sample: Sample) -> None:
+    # Below 760 px the head of a table is not shown.
+    site, headers = TestClient(Site(sample).app), {"Cookie": "healer_session=cookie-good"}
+    for path in ("/audit", "/reports/handover"):
+        page = site.get(path, headers=headers).text
+        assert page.count('<td class="c-time left" data-label="UTC"><time') == page.count(
+            '<td class="c-time left"'
+        )
+        assert 'data-label="UTC"' in page
+    run = detail_of(sample, "gpu-lost").runs[0].run.id
+    page = site.get(f"/runs/{run}", headers=headers).text
+    assert "Log <small>UTC</small>" in page and '<li class="day">Fri 20 Nov 2026</li>' in page
 
 
 def test_timeline_is_in_order_and_says_each_day_once(sample: Sample) -> None:

@@ -47,7 +47,7 @@ def run_page(request: Request, pages: Here, run_id: str) -> Response:
     context |= {
         "run": detail.run,
         "row": run_row(detail.run, context["now"]),
-        "steps": steps(detail.log, detail.run.created_at),
+        "steps": steps(detail.run, detail.log, detail.run.created_at),
         "log": log_rows(detail.log),
         "buttons": run_buttons(detail.run, role),
         "again": from_here_buttons(detail.run, detail.log, role),

@@ -244,7 +244,7 @@ def view_incident(
         lost=total_loss_text(incident.hit),
         jobs_note=_jobs_note(incident, has_runs=bool(detail.runs)),
         runs=tuple(
-            Shown(row=run_row(run.run, now), steps=tuple(steps(run.log, incident.opened)))
+            Shown(row=run_row(run.run, now), steps=tuple(steps(run.run, run.log, incident.opened)))
             for run in detail.runs
         ),
         left=tuple(left_for_you(detail, node, role, now)),

@@ -6,7 +6,7 @@ import msgspec
 
 from healer.console import words
 from healer.console.views import Shown
-from healer.model import AnswerKind, Decision, LogEntry, Run, RunState, StepEvent
+from healer.model import ENDED_RUN_STATES, AnswerKind, Decision, LogEntry, Run, RunState, StepEvent
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import RunRecord
 from healer.text import Said, joined, quoted, say
@@ -22,9 +22,10 @@ EVENT_WORDS = {event: event.value for event in StepEvent} | {
 }
 
 
-def steps(log: tuple[LogEntry, ...], start: datetime) -> list[Shown]:
+def steps(run: Run, log: tuple[LogEntry, ...], start: datetime) -> list[Shown]:
     """In the order in which the steps first appear, the log of each folded into one row. `start` is what
     offsets count from; `took` is empty while the step has not ended."""
+    over = run.state in ENDED_RUN_STATES
     by_key: dict[str, list[LogEntry]] = {}
     for entry in log:
         if entry.step != BEGIN:  # what conditions rest on: no step
@@ -33,13 +34,15 @@ def steps(log: tuple[LogEntry, ...], start: datetime) -> list[Shown]:
     for key, entries in by_key.items():
         first, last = entries[0], entries[-1]
         ended = last.event not in (StepEvent.started, StepEvent.waiting, StepEvent.held, StepEvent.retry)
+        # A run that was rolled back or taken over leaves such a step behind: nothing waits in it any more.
+        left = over and last.event in (StepEvent.waiting, StepEvent.retry)
         text = next((entry.text for entry in reversed(entries) if entry.text), "")
         rows.append(
             Shown(
                 key=key,
                 name=_name(key),
-                event=last.event,
-                word=EVENT_WORDS[last.event],
+                event=StepEvent.skipped if left else last.event,
+                word=say("console.runs_not_finished") if left else EVENT_WORDS[last.event],
                 attempt=max(entry.attempt for entry in entries),
                 at=first.at,
                 offset=words.offset(first.at, start),

@@ -268,7 +268,7 @@ def test_the_button_of_a_run_that_asks_says_what_is_approved_and_which_jobs_are_
 
 def test_steps_are_folded_into_one_row_each(sample: Sample) -> None:
     detail = detail_of(sample, "gpu-lost")
-    rows = runs_view.steps(detail.runs[0].log, detail.incident.opened)
+    rows = runs_view.steps(detail.runs[0].run, detail.runs[0].log, detail.incident.opened)
     assert [(row.key, row.word, row.took) for row in rows] == [
         ("drain", "done", "12 ms"),
         ("list-jobs", "done", ""),
@@ -277,6 +277,17 @@ def test_steps_are_folded_into_one_row_each(sample: Sample) -> None:
         ("reset", "started", ""),
     ]
     assert rows[0].offset == "+2.004 s"
+
+
+@pytest.mark.parametrize("state", [RunState.undone, RunState.done, RunState.cancelled])
+def test_a_step_of_a_run_that_ended_waits_no_longer(sample: Sample, state: RunState) -> None:
+    record = detail_of(sample, "gpu-lost").runs[0]
+    last = msgspec.structs.replace(record.log[-1], event=StepEvent.waiting, text="Waiting for the repair")
+    waits = msgspec.structs.replace(record.run, state=RunState.waiting)
+    assert runs_view.steps(waits, (last,), NOW)[0].word == "waits"
+    ended = msgspec.structs.replace(record.run, state=state)
+    (row,) = runs_view.steps(ended, (last,), NOW)
+    assert (row.word, row.event) == ("not finished", StepEvent.skipped)
 
 
 def test_the_log_of_a_run_says_each_day_once(sample: Sample) -> None:

@@ -198,6 +198,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     are those held now, `granted_last_hour` counts slots granted in the last 60 min (not those by law 2).
     `pauses` and `vetoes` are those in force. `asking` are runs that need a person: waiting for approval,
     proposed, stuck, held, or waiting with a question; oldest first. `glass` is that of the whole site.
+    `beats`: when each part of healer was last heard.
     """
 
     cluster: str
@@ -212,6 +213,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     open_incidents: tuple[OpenIncident, ...] = ()
     asking: tuple[Run, ...] = ()
     glass: GlassState = GlassState()
+    beats: dict[str, datetime] = {}
 
 
 class Standing(ClusterState, frozen=True, kw_only=True):

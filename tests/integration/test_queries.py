@@ -570,6 +570,13 @@ def test_a_storm_of_held_runs_hides_none_that_asks(fresh_database: sa.Engine) ->
     assert [one.id for one in state.asking[:2]] == ["r0", "r20"]
 
 
+def test_a_cluster_says_when_its_parts_were_last_heard(fresh_database: sa.Engine) -> None:
+    Beat(fresh_database, CLUSTER, "detector")()
+    Beat(fresh_database, "pod2", "worker")()
+    beats = queries_of(fresh_database).clusters.state(CLUSTER, NOW).beats
+    assert set(beats) == {"detector"} and abs(datetime.now(UTC) - beats["detector"]) < timedelta(minutes=1)
+
+
 class NoSessions:
     def session(self, cookie: str, address: str) -> None: ...
 

@@ -121,6 +121,12 @@ def expect_witnesses(engine: sa.Engine, cluster: str, names: Collection[str]) ->
             conn.execute(begin.on_conflict_do_update(index_elements=["cluster", "part"], set_=again))
 
 
+def read_beats(conn: sa.Connection, cluster: str) -> dict[str, datetime]:
+    """When each part was last heard."""
+    rows = conn.execute(sa.select(beats.c.part, beats.c.at).where(beats.c.cluster == cluster))
+    return {row.part: row.at for row in rows}
+
+
 def beats_on(engine: sa.Engine, cluster: str, part: str) -> bool:
     """Whether the part sent a heartbeat within `DEAD_AFTER_S`."""
     since = sa.func.clock_timestamp() - sa.func.make_interval(0, 0, 0, 0, 0, 0, DEAD_AFTER_S)

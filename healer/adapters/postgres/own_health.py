@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from healer.adapters.postgres.arrivals import read_states
 from healer.adapters.postgres.engine import reading
 from healer.adapters.postgres.forest_rows import models_seen
-from healer.adapters.postgres.loops import RETIRED, WITNESS_PART, lock_held, part_lock
+from healer.adapters.postgres.loops import RETIRED, WITNESS_PART, lock_held, part_lock, read_beats
 from healer.adapters.postgres.node_rows import read_controller
 from healer.adapters.postgres.outbox import all_deliveries
 from healer.adapters.postgres.retention import free_share
@@ -74,14 +74,13 @@ def stored(engine: sa.Engine, cluster: str, now: datetime) -> Stored:
         version, size = conn.execute(
             sa.text("SELECT current_setting('server_version'), pg_database_size(current_database())")
         ).one()
-        heartbeats = conn.execute(sa.select(beats.c.part, beats.c.at).where(beats.c.cluster == cluster))
         states = read_states(conn, sa.select(scrapes.c.body).where(scrapes.c.cluster == cluster))
         return Stored(
             version=version,
             size_bytes=size,
             free_share=free_share(engine),
             controller=read_controller(conn, cluster),
-            beats={row.part: row.at for row in heartbeats},
+            beats=read_beats(conn, cluster),
             leads=frozenset(part for part in _LEADING if lock_held(conn, part_lock(part, cluster))),
             backlogs=tuple(_backlogs(conn, cluster, now)),
             sinks=tuple(_sinks(conn, cluster, now)),

@@ -20,6 +20,7 @@ from healer.adapters.postgres.incident_rows import (
     open_at,
     watched,
 )
+from healer.adapters.postgres.loops import read_beats
 from healer.adapters.postgres.node_life import read_life
 from healer.adapters.postgres.node_rows import (
     PostgresSnapshots,
@@ -87,6 +88,7 @@ class PostgresClusters(SnapshotStore):
                 open_incidents=self._open.read(conn, cluster),
                 asking=tuple(asking_runs(conn, cluster)),
                 glass=glass_state(conn),
+                beats=read_beats(conn, cluster),
             )
 
     def pauses(self, now: datetime) -> list[Pause]:

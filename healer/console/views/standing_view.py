@@ -8,6 +8,7 @@ import msgspec
 from healer.console import words
 from healer.console.views.buttons import Button, worded
 from healer.console.views.fleet_view import NodeKind, NodeRow
+from healer.console.views.health_view import SILENT
 from healer.console.views.runs_view import asks
 from healer.decisions.capacity import floor_limit, slots_limit
 from healer.model import Breaker, BreakerState, Mode, Pause, Severity, Trouble
@@ -109,6 +110,7 @@ def _banners(standing: Standing, now: datetime) -> list[Banner]:
     found = [_pause_banner(pause, now) for pause in standing.pauses]
     if standing.breaker.state is not BreakerState.closed:
         found.append(_breaker_banner(standing.breaker))
+    found += _part_banners(standing, now)
     found += _slurm_banners(standing, now)
     if standing.rules_error:
         found.append(
@@ -170,6 +172,26 @@ def _breaker_banner(breaker: Breaker) -> Banner:
         else say("console.standing_one_canary_may_run_all", text=text),
         breaker=True,
     )
+
+
+def _part_banners(standing: Standing, now: datetime) -> list[Banner]:
+    """Without these parts all pages stay calm while nothing is found or done. A dead scheduler shows as an
+    old snapshot."""
+    silent = [
+        (part, at)
+        for part in ("detector", "worker")
+        if (at := standing.beats.get(part)) is not None and now - at >= SILENT
+    ]
+    return [
+        Banner(
+            tone="bad",
+            title=say(
+                "console.standing_part_is_down", part=say(f"console.part_{part}"), ago=words.ago(at, now)
+            ),
+            text=say(f"console.todo_{part}"),
+        )
+        for part, at in silent
+    ]
 
 
 def _slurm_banners(standing: Standing, now: datetime) -> list[Banner]:

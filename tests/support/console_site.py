@@ -309,7 +309,9 @@ class SampleNodes(_Nouns):
         return {}
 
     def lemons(self, cluster: str) -> dict[str, LemonScore]:
-        part = LemonPart(signal="faults", count=2.4, points=2.4, text=say("detection.lemon_part_faults", n=3))
+        part = LemonPart(
+            signal="faults", count=2.4, points=2.4, text=say("detection.lemon_part_faults", count=3)
+        )
         known = {"gpu0001": 2.4, "gpu0009": 3.5}
         return {
             name: LemonScore(cluster=cluster, node=name, score=score, parts=(part,))

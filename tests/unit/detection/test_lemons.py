@@ -89,6 +89,11 @@ def test_several_faults_of_several_kinds_with_tickets_pass_the_limit() -> None:
     )
 
 
+def test_one_fault_and_one_ticket_are_in_the_singular() -> None:
+    text = sentence(scores("c", [past(0, tickets=(ago(0),))], {}, START)[0])
+    assert ": 1 fault 1, 1 repair ticket " in text
+
+
 def test_time_out_of_service_is_shown_and_worth_nothing() -> None:
     """It cannot fail meanwhile."""
     assert score_of(past(1, 5, out=1.0)) == score_of(past(1, 5))

@@ -88,8 +88,11 @@ def _show(found: dict[str, Any]) -> None:
     print_line(say("commands.requested_by", who=found["by"], reason=found["reason"]))
     if found["question"]:
         print_line(say("commands.question", text=found["question"]))
-    if found["decisions"] and found["decisions"][-1]["outcome"] == "refused":
-        print_line(say("commands.run_refused", text=found["decisions"][-1]["why"]))
+    newest = found["decisions"][-1] if found["decisions"] else {"outcome": None}
+    if newest["outcome"] == "refused":
+        print_line(say("commands.run_refused", text=newest["why"]))
+    elif newest["outcome"] == found["state"] == "held":
+        print_line(say("commands.run_held", text=newest["why"]))
     rows = [(step["title"], step["state"], step["attempt"], step["text"]) for step in found["steps"]]
     print_table(("STEP", "STATE", "TRIES", ""), rows)
 

@@ -151,28 +151,39 @@ def test_a_run_that_waits_is_approved(healer: Healer, served: tuple[Api, httpx.C
     assert healer("approve", "r1", "--reason", "seen").stdout == "run r1: running\n"
 
 
-def test_a_run_that_was_refused_says_why(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
-    waits(served, "drain")
+@pytest.mark.parametrize(
+    ("state", "outcome", "word"),
+    [
+        (RunState.held, Outcome.held, "Held"),
+        (RunState.rejected, Outcome.refused, "Refused"),
+        (RunState.running, Outcome.held, None),  # the guard allows it meanwhile
+    ],
+)
+def test_a_run_that_was_held_or_refused_says_why(
+    healer: Healer, served: tuple[Api, httpx.Client], state: RunState, outcome: Outcome, word: str | None
+) -> None:
+    waits(served, "drain", state)
     api, _ = served
     now, why = datetime.now(UTC), "seven of ten nodes are out of service"
-    for outcome in (Outcome.held, Outcome.refused):
-        named = {"incident": None, "playbook": "drain", "proposal": None, "run": "r1"}
-        made = Decision(at=now, cluster=CLUSTER, outcome=outcome, why=quoted(why), **named)
-        row = {"cluster": CLUSTER, "outcome": outcome, "run": "r1", "at": now}
-        with api.engine.begin() as conn:
-            conn.execute(sa.insert(tables.decisions).values(**row, doc=to_stored(made)))
-        shown = healer("runs", "r1").stdout
-        assert (f"Refused: {why}\n" in shown) == (outcome is Outcome.refused)
-        assert shown.startswith("Drain a node on gpu0001: ")
+    named = {"incident": None, "playbook": "drain", "proposal": None, "run": "r1"}
+    made = Decision(at=now, cluster=CLUSTER, outcome=outcome, why=quoted(why), **named)
+    row = {"cluster": CLUSTER, "outcome": outcome, "run": "r1", "at": now}
+    with api.engine.begin() as conn:
+        conn.execute(sa.insert(tables.decisions).values(**row, doc=to_stored(made)))
+    shown = healer("runs", "r1").stdout
+    assert shown.startswith("Drain a node on gpu0001: ")
+    assert f"{word}: {why}\n" in shown if word else why not in shown
 
 
-def waits(served: tuple[Api, httpx.Client], playbook: str) -> None:
+def waits(
+    served: tuple[Api, httpx.Client], playbook: str, state: RunState = RunState.waiting_approval
+) -> None:
     """A run r1 of healer's own on gpu0001, which waits for an approval."""
     run = Run(
         id="r1",
         cluster=CLUSTER,
         playbook=playbook,
-        state=RunState.waiting_approval,
+        state=state,
         by="healer",
         reason="GPU fell off the bus",
         created_at=datetime.now(UTC),

@@ -18,7 +18,7 @@ from healer.ports.service_accounts import (
     is_person,
     person_of,
 )
-from healer.signals.wire import is_node_name
+from healer.signals.wire import is_job_id, is_node_name
 from healer.text import quoted, say
 
 
@@ -31,6 +31,8 @@ def checked_token(new: NewToken, now: datetime) -> NewToken:
         raise Invalid("name", say("engine.name_of_glass", name=new.name))
     if new.node is not None and not is_node_name(new.node):
         raise Invalid("node", say("engine.token_of_one_node", name=quoted(new.node)))
+    if new.job is not None and not is_job_id(new.job):
+        raise Invalid("job", say("engine.token_of_one_job", name=quoted(new.job)))
     if is_person(new.name):
         if new.routes:
             raise Invalid("only", say("engine.only_for_accounts"))

@@ -6,7 +6,6 @@ separate and in order.
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple
@@ -28,7 +27,7 @@ from healer.signals.rejects import (
     sentence,
 )
 from healer.signals.values import sample_time
-from healer.signals.wire import HasNode, wrong_node
+from healer.signals.wire import HasNode, is_job_id, wrong_node
 from healer.text import Said, say
 
 #: More than the ranks of any job times the steps that a sender would hold back; bodies per request.
@@ -36,7 +35,6 @@ SAMPLES_MAX = 200_000
 BODIES_MAX = 10_000
 #: A longer step than a day is a mistake of units.
 _SECONDS_MAX = 86_400.0
-_JOB = re.compile(r"[0-9A-Za-z_.+\[\]-]{1,64}")
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -185,7 +183,7 @@ def _one_by_one(decoded: Any, rejects: Rejects) -> list[_Entry]:
 
 
 def _check_job(job: str | int) -> None:
-    if not _JOB.fullmatch(str(job)):
+    if not is_job_id(str(job)):
         raise BadBody(say("signals.bad_job", job=repr(str(job)[:70])))
 
 

@@ -346,6 +346,10 @@ def is_node_name(word: str) -> bool:
     return len(word) <= _NODE_NAME_MAX and _is_node_name(word)
 
 
+def is_job_id(word: str) -> bool:
+    return re.fullmatch(_JOB_ID, word) is not None
+
+
 @functools.lru_cache(maxsize=_REMEMBERED)
 def _is_node_name(word: str) -> bool:
     return _NODE_NAME.fullmatch(word) is not None
@@ -514,7 +518,8 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
     return gpu_row(gpu.index, pci, gpu.uuid, normal_serial(gpu.serial))
 
 
-_Job = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_.+\[\]-]{1,64}$")]
+_JOB_ID = r"[0-9A-Za-z_.+\[\]-]{1,64}"
+_Job = Annotated[str, msgspec.Meta(pattern=f"^{_JOB_ID}$")]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 

@@ -37,6 +37,9 @@ def account(**fields: Any) -> NewToken:
         (NewToken(role=Role.signals, node="gpu0001,gpu0002"), "node"),
         (NewToken(role=Role.signals, node="gpu[0001-0002]"), "node"),
         (NewToken(role=Role.signals, node=""), "node"),
+        (NewToken(role=Role.signals, job="4711,4712"), "job"),
+        (NewToken(role=Role.signals, job="4711 4712"), "job"),
+        (NewToken(role=Role.signals, job=""), "job"),
     ],
 )
 def test_invalid_account_is_refused_with_its_field(new: NewToken, field: str) -> None:

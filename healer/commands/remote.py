@@ -12,7 +12,7 @@ import typer
 from healer.commands import Failed, local, say_json
 from healer.commands.kept_logins import kept_login
 from healer.model.shown import one_line, shown
-from healer.text import Said, in_language, say
+from healer.text import Said, in_language, quoted, say
 from healer.text.language import current
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class Client:
         left = most
         while left > 0:
             page = self.get(path, limit=min(left, 500), cursor=cursor, **query)
+            if not isinstance(page, dict):
+                raise ClientError(say("commands.api_other", url=self.url, status=200))
             yield from page["items"]
             left -= len(page["items"])
             cursor = page["next_cursor"]
@@ -101,18 +103,35 @@ class Client:
         except httpx.HTTPError as error:
             raise ClientError(say("commands.api_away", url=self.url, why=str(error))) from error
 
+    def _named(self, found: dict[str, Any]) -> "_Named":
+        named = _Named(found)
+        named.url = self.url
+        return named
+
     def _read(self, answer: "httpx.Response") -> Any:
         """The JSON of the answer; raises ClientError if it is a problem."""
+        other = say("commands.api_other", url=self.url, status=answer.status_code)
         try:
-            body = answer.json() if answer.content else None
-        except json.JSONDecodeError:
-            raise ClientError(say("commands.api_other", url=self.url, status=answer.status_code)) from None
+            body = answer.json(object_hook=self._named) if answer.content else None
+        except (ValueError, RecursionError):  # no JSON, or no text at all
+            raise ClientError(other) from None
         if answer.is_success:
+            if not isinstance(body, dict | list | None):
+                raise ClientError(other)
             return body
         problem = body if isinstance(body, dict) else {}
         detail = problem.get("detail") or answer.reason_phrase
         text = say("commands.api_problem", detail=one_line(str(detail)), status=answer.status_code)
         raise ClientError(text, problem)
+
+
+class _Named(dict[str, Any]):
+    """An object of an answer. What a command reads and the answer lacks is one sentence, in every command."""
+
+    url = ""
+
+    def __missing__(self, name: str) -> Any:
+        raise ClientError(say("commands.api_lacks", url=self.url, name=quoted(repr(name))))
 
 
 def given(query: Mapping[str, Any]) -> dict[str, Any]:

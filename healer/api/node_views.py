@@ -225,8 +225,7 @@ def _why(node: SlurmNode, out_by: str | None, verdict: Verdict, incidents: list[
         case "planned" | "slurm":
             return say(f"api.node_is_out_{out_by}", state=state)
     who = str(node.owner)
-    by = f"{who[:1].upper()}{who[1:]}"
-    return say("api.node_taken_out", who=by, state=state, reason=reason or say("api.no_reason"))
+    return say("api.node_taken_out", who=who, state=state, reason=reason or say("api.no_reason"))
 
 
 def gpu_views(

@@ -160,6 +160,7 @@ def test_a_node_says_what_its_state_comes_to_and_who_keeps_it_out(served: Served
         "gpu0003": ("down", "slurm", "Slurm", 3600.0, [], ["leaf1", "spine"]),
         "gpu0004": ("idle", None, None, None, [], []),
     }
+    assert items["gpu0001"]["why"] == "Taken out of service by ann (MIXED+DRAIN): PSU"
     assert items["gpu0002"]["why"] == "Taken out of service by NHC (IDLE+DRAIN+ODD): NHC: check_hw"
 
 

@@ -34,8 +34,11 @@ from healer.signals.logs import KernelRecords, Record, export_records, json_reco
 from healer.signals.wire import HasNode, checkpoint_observations
 from healer.text import say
 
-#: Heartbeats of one node within this time of a stored one are counted as duplicates, not stored.
+#: Heartbeats of one node within this time of a stored one are counted as duplicates, not stored, unless they
+#: say something else.
 HEARTBEAT_EVERY_S = 1.0
+#: Boot id, GPUs, lost lines.
+_BeatNews = tuple[str | None, object, object]
 #: Media types, and the query parameters with each.
 _LINES = {"application/json": frozenset[str](), "text/plain": frozenset({"cluster", "node", "boot_id"})}
 _BEATS = {"application/json": frozenset[str]()}
@@ -60,7 +63,8 @@ class SignalRoutes:
         self._services = services
         self._preamble = preamble
         self._commit, self._hear = commit, hear
-        self._beats: dict[tuple[str, str | None], float] = {}
+        #: When the last one was stored, and what it said.
+        self._beats: dict[tuple[str, str | None], tuple[float, _BeatNews]] = {}
 
     def endpoints(self) -> dict[str, Endpoint]:
         return {"kernel-log": self.kernel_log, "heartbeat": self.heartbeat, "checkpoints": self.checkpoints}
@@ -142,12 +146,19 @@ class SignalRoutes:
         if heartbeat:
             now = time.monotonic()
             for seen in observations:
-                self._beats[seen.component.cluster, seen.component.node] = now
+                self._beats[seen.component.cluster, seen.component.node] = now, _news_of(seen)
         return answer
 
     def _is_due(self, beat: Observation) -> bool:
-        stored_at = self._beats.get((beat.component.cluster, beat.component.node), float("-inf"))
-        return time.monotonic() - stored_at >= HEARTBEAT_EVERY_S
+        stored = self._beats.get((beat.component.cluster, beat.component.node))
+        if stored is None or stored[1] != _news_of(beat):
+            return True
+        return time.monotonic() - stored[0] >= HEARTBEAT_EVERY_S
+
+
+def _news_of(beat: Observation) -> _BeatNews:
+    """What a heartbeat says besides that the node lives."""
+    return beat.boot_id, beat.data.get("gpus"), beat.data.get("lost")
 
 
 def _by_slurm(named: Iterable[tuple[str, str]], has_node: HasNode) -> set[tuple[str, str]]:

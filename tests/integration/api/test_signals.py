@@ -105,6 +105,17 @@ def test_heartbeats_within_a_second_are_one(served: Served) -> None:
     assert rows(api) < 5
 
 
+def test_a_heartbeat_with_news_is_stored_within_a_second_of_another(served: Served) -> None:
+    """A follower and a script that lists the GPUs may beat at the same moment of each period."""
+    api, client = served
+    headers = api.headers("signals")
+    gpus = [{"index": 0, "pci": "0000:18:00"}]
+    for news in ({}, {"gpus": gpus}, {"gpus": gpus, "lost": 3}, {"boot_id": "c"}):
+        beat = {"node": "gpu0001", "boot_id": "b", **news}
+        assert client.post(BEAT, json=beat, headers=headers).json()["accepted"] == 1, news
+    assert rows(api) == 4
+
+
 def test_wrong_bodies_are_problems(served: Served) -> None:
     api, client = served
     headers = api.headers("signals")

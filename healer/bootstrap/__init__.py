@@ -60,6 +60,7 @@ from healer.processes.scheduler import (
     run_duties,
     seal_watch,
     sweep,
+    watching_sweeps,
     woken_by,
 )
 from healer.rulebook.ruleset import RulesInvalid
@@ -423,11 +424,11 @@ def run_scheduler(settings: Settings) -> None:
     def sweeping() -> bool:
         return book.has_running(rules().sweeping)
 
-    poll = Poll(slurm_reads(settings), snapshots, rules, cluster, sweeping=sweeping, clock=SystemClock())
+    poll = Poll(slurm_reads(settings), snapshots, rules, cluster, clock=SystemClock())
     switch = Switch(settings, telling_db, cluster, rules)
     rehearsing = rehearsals(settings, db, cluster)
     duties = [
-        Duty("poll", POLL_S, switch.seen(poll)),
+        Duty("poll", POLL_S, switch.seen(watching_sweeps(poll, sweeping))),
         Duty("alive", ALIVE_S, switch),
         *_database_duties(settings, db, telling_db, book, rules),
         *_goodput_duties(db, snapshots, cluster),

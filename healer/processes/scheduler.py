@@ -65,8 +65,7 @@ class Poll:
     """One cluster's poll: Slurm's picture and how slurmctld does, stored; how long to rest then.
 
     While Slurm is away the old picture stays and grows stale, which holds everything; the controller's state
-    says what is wrong, and nothing is done because of it. `sweeping`: whether a sweep runs, which ends a long
-    rest early.
+    says what is wrong, and nothing is done because of it.
     """
 
     def __init__(
@@ -76,31 +75,22 @@ class Poll:
         rules: Callable[[], Ruleset],
         cluster: str,
         *,
-        sweeping: Callable[[], bool],
         clock: Clock,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler, self._snapshots, self._rules = scheduler, snapshots, rules
-        self._cluster, self._sweeping, self._clock, self._stopwatch = cluster, sweeping, clock, stopwatch
+        self._cluster, self._clock, self._stopwatch = cluster, clock, stopwatch
         self._placing = Placing()
         self._tree = _Tree(scheduler, stopwatch)
         self._controller = snapshots.controller(cluster)
         self._figures_at = float("-inf")
-        self._rest_s, self._due_s = POLL_S, float("-inf")
+        self._rest_s = POLL_S
+
+    @property
+    def is_pressed(self) -> bool:
+        return self._controller is not None and is_pressed(self._controller)
 
     def __call__(self) -> float:
-        left_s = self._due_s - self._stopwatch()
-        if left_s <= 0 or self._is_wanted_early():
-            self._rest_s = self._polled()
-            left_s, self._due_s = self._rest_s, self._stopwatch() + self._rest_s
-        return min(left_s, SWEEP_CHECK_S)
-
-    def _is_wanted_early(self) -> bool:
-        state = self._controller
-        return state is not None and not is_pressed(state) and self._sweeping()
-
-    def _polled(self) -> float:
-        """Polls, and returns the rest after it."""
         begun = self._stopwatch()
         problem, other = None, False
         try:
@@ -124,7 +114,8 @@ class Poll:
             state = noted(self._asked(problem), state, self._rules().watches, other_cluster=other)
             self._snapshots.put_controller(state)
             self._controller, self._figures_at = state, begun
-        return rest_s(spent_s, state, self._rest_s)
+        self._rest_s = rest_s(spent_s, state, self._rest_s)
+        return self._rest_s
 
     def _asked(self, problem: Said | None) -> Controller:
         """slurmctld's figures. That it gives none is a problem, unless no adapter here can ask for them."""
@@ -137,6 +128,23 @@ class Poll:
             seen = Controller(cluster=self._cluster, at=now, problem=said_by(error))
         # By our clock, and under the name that we store it by, also where another cluster answered.
         return msgspec.structs.replace(seen, cluster=self._cluster, at=now, problem=problem or seen.problem)
+
+
+def watching_sweeps(
+    poll: Poll, sweeping: Callable[[], bool], stopwatch: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
+    """`poll` with long rests that end early if a sweep runs, unless slurmctld is pressed."""
+    due_s = float("-inf")
+
+    def work() -> float:
+        nonlocal due_s
+        left_s = due_s - stopwatch()
+        if left_s <= 0 or (not poll.is_pressed and sweeping()):
+            left_s = poll()
+            due_s = stopwatch() + left_s
+        return min(left_s, SWEEP_CHECK_S)
+
+    return work
 
 
 class _Tree:

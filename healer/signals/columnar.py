@@ -78,7 +78,7 @@ class Wordy(_Samples[_Word]):
 
 
 _fast = msgspec.json.Decoder(list[Body] | Body)
-_one = msgspec.json.Decoder(msgspec.Raw)
+_whole = msgspec.json.Decoder(msgspec.Raw)
 _list = msgspec.json.Decoder(list[msgspec.Raw])
 _wordy = msgspec.json.Decoder(Wordy)
 
@@ -110,7 +110,7 @@ def _items(raw: bytes) -> Sequence[msgspec.Raw]:
     begin = raw.lstrip(b" \t\r\n")[:1]
     if begin not in (b"{", b"["):
         raise BadBody(say("signals.metrics_shape"))
-    decoder = _one if begin == b"{" else _list
+    decoder = _whole if begin == b"{" else _list
     try:
         found = decoder.decode(raw)
     except NOT_JSON as error:

@@ -23,7 +23,7 @@ from healer.model import (
 )
 from healer.observations.slurm_poll import POLL_S
 from healer.ports.scheduling import NotAvailable, SchedulerUnavailable
-from healer.processes.scheduler import Duty, Poll, run_duties, sweep, woken_by
+from healer.processes.scheduler import Duty, Poll, run_duties, sweep, watching_sweeps, woken_by
 from healer.sim.memory_ledger import MemoryLedger
 from healer.sim.sim_clock import SimClock
 from healer.sim.sim_slurm import SimScheduler
@@ -104,10 +104,11 @@ class Polled:
 
     def begin(self) -> None:
         """A process that starts."""
-        self.poll = Poll(
+        poll = Poll(
             self.slurm, self.kept, lambda: self.rules, CLUSTER,
-            sweeping=lambda: self.sweeping, clock=self.clock, stopwatch=self.stopwatch,
+            clock=self.clock, stopwatch=self.stopwatch,
         )  # fmt: skip
+        self.poll = watching_sweeps(poll, lambda: self.sweeping, self.stopwatch)
 
     def stopwatch(self) -> float:
         return (self.clock.now() - START).total_seconds()

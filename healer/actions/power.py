@@ -195,8 +195,8 @@ def _await_boot(ctx: Context, asked: LogEntry, power: Power) -> Result:
     return _wait(ctx, text)
 
 
-def _drain_again(ctx: Context, node: SlurmNode) -> Result | None:
-    return cause(ctx, lambda: ctx.tools.scheduler.drain(node.name, reason_of(ctx)))
+def _drain_again(ctx: Context, node: SlurmNode, reason: str = "") -> Result | None:
+    return cause(ctx, lambda: ctx.tools.scheduler.drain(node.name, reason or reason_of(ctx)))
 
 
 def _verify_power(ctx: Context) -> Result:
@@ -241,6 +241,10 @@ POWER_CYCLE = Action(
 
 
 _UNDER_WAY = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED"})
+#: Slurm appends "reboot timed out" to the reason of a node that did not boot within ResumeTimeout, 60 s by
+#: default. The node is DOWN then, and healer's drain is gone: with ReturnToService=2 it is in service as soon
+#: as it registers (seen on 22.05).
+_TIMED_OUT = "timed out"
 
 
 def boot_of(node: SlurmNode | None) -> dict[str, Any]:
@@ -264,6 +268,15 @@ def _booted_reboot(ctx: Context, node: SlurmNode) -> bool | None:
     return node.boot_at - datetime.fromisoformat(before["boot_at"]) > BOOT_MOVES
 
 
+def _given_up(ctx: Context, node: SlurmNode) -> bool:
+    """Slurm no longer waits for the boot that this step asked for. The node may boot nevertheless."""
+    return ctx.asked and is_ours(node.reason) and _TIMED_OUT in node.reason
+
+
+def _needs_drain(ctx: Context, node: SlurmNode) -> bool:
+    return bool(_booted_reboot(ctx, node)) or _given_up(ctx, node)
+
+
 def _probe_reboot(ctx: Context) -> Result | None:
     node = read_free_node(ctx, LOOK_AGAIN_S)
     booted, state = _booted_reboot(ctx, node), "+".join(node.state)
@@ -272,9 +285,11 @@ def _probe_reboot(ctx: Context) -> Result | None:
     if _UNDER_WAY.intersection(node.state):
         return Again(say("actions.reboot_runs", node=node.name, state=state), LOOK_AGAIN_S)
     if not booted:
-        if ctx.asked:
-            return Failed(say("actions.reboot_lost", node=node.name, state=state))
-        return None
+        if not ctx.asked or (_given_up(ctx, node) and not node.drain):
+            return None
+        if _given_up(ctx, node):
+            return Again(say("actions.reboot_late", node=node.name, state=state), LOOK_AGAIN_S)
+        return Failed(say("actions.reboot_lost", node=node.name, state=state))
     if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
         return Again(say("actions.power_booted", node=node.name, state=state), LOOK_AGAIN_S)
     if not node.drain:
@@ -284,6 +299,8 @@ def _probe_reboot(ctx: Context) -> Result | None:
 
 def _do_reboot(ctx: Context) -> Result | None:
     node = read_free_node(ctx, LOOK_AGAIN_S)
+    if _given_up(ctx, node):
+        return _drain_again(ctx, node, node.reason)  # its reason says later that the boot may still come
     if _booted_reboot(ctx, node):
         return _drain_again(ctx, node)
     if not node.drain:
@@ -306,5 +323,5 @@ REBOOT = Action(
     do=_do_reboot,
     verify=read_back(_probe_reboot, lambda ctx: say("actions.reboot_not_yet", node=ctx.node), LOOK_AGAIN_S),
     undo=_undo,
-    only_keeps=partial(_only_keeps, booted=_booted_reboot),
+    only_keeps=partial(_only_keeps, booted=_needs_drain),
 )

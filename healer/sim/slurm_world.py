@@ -20,13 +20,17 @@ from healer.text import quoted, say
 class SlurmTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Slurm's own waits, in seconds. `cred_expire_s`: a requeued job starts one second after it at the
     earliest; `slurmd_timeout_s`: a node that does not respond is DOWN after it (d.7 of the facts).
-    `in_order`: a job that waits for nodes keeps those behind it waiting, but for jobs in a reservation."""
+    `in_order`: a job that waits for nodes keeps those behind it waiting, but for jobs in a reservation.
+    `resume_timeout_s`: ResumeTimeout, after which Slurm no longer waits for a reboot; `returns`: a node that
+    is DOWN is in service once it registers (ReturnToService=2)."""
 
     cred_expire_s: float = 120.0
     completing_s: float = 0.5
     slurmd_timeout_s: float = 300.0
     min_job_age_s: float = 300.0
     boot_s: float = 30.0
+    resume_timeout_s: float = 86_400.0
+    returns: bool = False
     in_order: bool = False
 
 
@@ -70,7 +74,8 @@ class Node:
     reason_at: datetime | None = None
     comment: str = ""
     extra: str = ""
-    #: A reboot was asked for; it begins when the node is idle and ends at `boots_at`.
+    #: A reboot was asked for; it begins when the node is idle and ends at `boots_at`. Slurm may have given
+    #: it up before.
     reboot: bool = False
     boots_at: datetime | None = None
     #: The reboot set DRAIN itself: cancelling the reboot clears it too.
@@ -141,7 +146,7 @@ def _state(node: Node, completing: int, held_for: Sequence[Reservation]) -> tupl
         ("RESERVED", False in maintenance),
         ("NOT_RESPONDING", node.silent_since is not None),
         ("REBOOT_REQUESTED", node.reboot and node.boots_at is None),
-        ("REBOOT_ISSUED", node.boots_at is not None),
+        ("REBOOT_ISSUED", node.reboot and node.boots_at is not None),
     )
     return (base, *(flag for flag, on in flags if on))
 
@@ -156,6 +161,7 @@ class World:
         self._slurmd_timeout = timedelta(seconds=times.slurmd_timeout_s)
         self._min_job_age = timedelta(seconds=times.min_job_age_s)
         self._boot = timedelta(seconds=times.boot_s)
+        self._resume_timeout, self._returns = timedelta(seconds=times.resume_timeout_s), times.returns
         self._in_order = times.in_order
         self.nodes = {
             spec.name: Node(spec, spec.boot_at or now - timedelta(days=1), free=set(range(spec.gpus)))
@@ -366,10 +372,25 @@ class World:
                 node.boots_at = now + self._boot
                 node.down = True
                 node.append("reboot issued", now)
+            if node.reboot and node.boots_at and self._given_up_at(node.boots_at) <= now:
+                node.drain = node.reboot = node.reboot_drained = False
+                node.append("reboot timed out", now)
             if node.boots_at and node.boots_at <= now:
                 node.boot_at, node.silent_since, node.boots_at = node.boots_at, None, None
-                node.drain = node.reboot = node.reboot_drained = False
-                node.append("reboot complete", now)
+                self._register(node, now)
+
+    def _given_up_at(self, boots_at: datetime) -> datetime:
+        return boots_at - self._boot + self._resume_timeout
+
+    def _register(self, node: Node, now: datetime) -> None:
+        """After a boot. Slurm drops the drain of a reboot that it waited for, and of one that it gave up."""
+        if node.reboot:
+            node.drain = node.reboot = node.reboot_drained = False
+            node.append("reboot complete", now)
+        elif self._returns:
+            node.down = False
+            if not node.drain:
+                node.forget_reason()
 
     def _reservations(self, now: datetime) -> None:
         for name, reservation in list(self.reservations.items()):
@@ -471,7 +492,9 @@ class World:
                 dues.append(job.start_at + timedelta(seconds=job.runtime_s))
             elif job.ended_at:
                 dues.append(job.ended_at + self._min_job_age)
-        dues += [node.boots_at for node in self.nodes.values() if node.boots_at]
+        for node in self.nodes.values():
+            if node.boots_at:
+                dues += [node.boots_at, *([self._given_up_at(node.boots_at)] if node.reboot else [])]
         for reservation in self.reservations.values():
             dues += [at for at in (reservation.since, reservation.until) if at and at > now]
         silent = (node.silent_since for node in self.nodes.values() if node.silent_since and not node.down)

@@ -107,6 +107,30 @@ def test_a_node_that_does_not_come_back_asks_and_is_rebooted_no_second_time() ->
     assert site.scheduler.writes.count("reboot") == 1
 
 
+@pytest.mark.parametrize("returns", [False, True], ids=["ReturnToService=1", "ReturnToService=2"])
+def test_a_boot_that_takes_longer_than_slurm_waits_keeps_its_drain(returns: bool) -> None:
+    """Slurm drops it then, and with ReturnToService=2 the node would return without a test. That looked like
+    a person's return, and healer left the node alone for a day."""
+    site, run = asked(boot_s=300.0, resume_timeout_s=60.0, returns=returns)
+    while not (node := site.node(1)).boot_at or node.boot_at < START:
+        site.run_for(1)
+        assert not site.node(1).in_service
+    finish(site)
+    assert site.run_named(run).state is RunState.done, site.run_named(run).question
+    assert site.node(1).in_service
+    assert site.scheduler.writes.count("reboot") == 1
+    assert not site.ledger.tables.vetoes
+
+
+def test_a_node_that_slurm_gave_up_and_that_never_boots_asks_a_person_and_stays_drained() -> None:
+    site, run = asked(boot_s=7200.0, resume_timeout_s=60.0, returns=True)
+    site.run_for(3000, step_s=10)
+    known = site.run_named(run)
+    assert known.state is RunState.stuck and "not confirmed within 1800 s" in (known.question or "")
+    assert site.node(1).drain
+    assert site.scheduler.writes.count("reboot") == 1
+
+
 def test_cancelled_reboot_asks_a_person() -> None:
     site, run = asked()
     site.on_checkpoint = lambda where: site.slurm.cancel_reboot(NODE) if where == "done:reboot" else None

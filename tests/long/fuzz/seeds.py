@@ -76,6 +76,7 @@ _STEP = {"step_s": 1.5, "compute_s": 1.0, "comm_s": 0.3, "data_s": 0.1, "work": 
 STEP_TIMES = (
     js({"job": "7", "samples": [_STEP, {"step_s": 2}], "restart": 1}),
     js([{"job": 7, "samples": [{"step_s": 0}, _STEP]}, {"job": "8_1", "samples": []}]),
+    b'{"job": "7", "samples": [{"node": "gpu0001", "step": 2, "rank": 0, "step_s": 1, "loss": NaN}]}',
 )
 COLUMNAR = (
     js({"cluster": "pod1", "node": NODE, "time": AT,
@@ -84,6 +85,7 @@ COLUMNAR = (
         "ports": {"mlx5_0/1": {"ib_symbol_error_total": 7}, "eth0": {"net_carrier": 1}},
         "gpus": [{"index": 0, "pci": "0000:9b:00", "uuid": "GPU-1"}]}),
     js([{"node": NODE, "gpu": {"gpu_temp_c": [61]}}, {"node": "gpu0002", "host": {"load1": 1e9, "x": 1}}]),
+    b'[{"node": "gpu0001", "gpu": {"gpu_temp_c": [61, NaN]}, "host": {"load1": -Infinity}}]',
 )  # fmt: skip
 EXPOSITION = (
     (

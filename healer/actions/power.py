@@ -285,11 +285,12 @@ def _probe_reboot(ctx: Context) -> Result | None:
     if _UNDER_WAY.intersection(node.state):
         return Again(say("actions.reboot_runs", node=node.name, state=state), LOOK_AGAIN_S)
     if not booted:
-        if not ctx.asked or (_given_up(ctx, node) and not node.drain):
+        if not ctx.asked:
             return None
-        if _given_up(ctx, node):
-            return Again(say("actions.reboot_late", node=node.name, state=state), LOOK_AGAIN_S)
-        return Failed(say("actions.reboot_lost", node=node.name, state=state))
+        if not _given_up(ctx, node):
+            return Failed(say("actions.reboot_lost", node=node.name, state=state))
+        late = Again(say("actions.reboot_late", node=node.name, state=state), LOOK_AGAIN_S)
+        return late if node.drain else None
     if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
         return Again(say("actions.power_booted", node=node.name, state=state), LOOK_AGAIN_S)
     if not node.drain:

@@ -76,6 +76,7 @@ def _usual(marks: Collection[Marks], now: datetime) -> tuple[float, float]:
     return total("failed") / alone if alone else 0.0, total("failed_of_many") / many if many else 0.0
 
 
+#: Signals whose number chooses between singular and plural.
 _COUNTED = ("faults", "tickets", "excluded")
 
 
@@ -88,8 +89,7 @@ def _parts(
         each, most = points
         worth = round(min(most, each * count), 2)
         if worth > 0 or (count > 0 and not each):
-            # Whole numbers of things choose between singular and plural.
-            text = say(f"detection.lemon_part_{signal}", **({"count": n} if signal in _COUNTED else {"n": n}))
+            text = say(f"detection.lemon_part_{signal}", **{"count" if signal in _COUNTED else "n": n})
             found.append(LemonPart(signal=signal, count=round(count, 2), points=worth, text=text))
 
     faults = sum(faded(at, now, FADES_DAYS) for at, _ in past.faults)

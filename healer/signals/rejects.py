@@ -79,7 +79,7 @@ def python_json(raw: bytes, error: Exception) -> Any:
     """The decoded body, where it is not JSON only for a bare NaN or Infinity, as Python's json writes them.
     `error`: why it is not JSON. Raises BadBody."""
     if b"NaN" in raw or b"Infinity" in raw:
-        with suppress(ValueError, RecursionError, OverflowError):
+        with suppress(ValueError, RecursionError):
             decoded = json.loads(raw)
             msgspec.json.encode(decoded)  # half a letter, which no answer could name, is not JSON either
             return decoded

@@ -37,6 +37,7 @@ _NODE_NAME, _NODE_NAME_MAX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"), 64
 _BOOT_ID_MAX = 36
 _BOOT_ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # Ids are stored unchanged: no spaces, no control characters.
+_JOB_ID = r"[0-9A-Za-z_.+\[\]-]{1,64}"
 _ID, _ID_MAX = re.compile(r"[\x21-\x7e]{1,256}"), 256
 #: Limit of cached checks of node names, boot ids and other ids.
 _REMEMBERED = 16_384
@@ -339,15 +340,15 @@ def wrong_node(cluster: str, node: str, has_node: HasNode) -> Said | None:
     return None if has_node(cluster, node) else say("signals.unknown_node", node=node, cluster=cluster)
 
 
-# The same questions recur with each line of a node.
-
-
 def is_node_name(word: str) -> bool:
     return len(word) <= _NODE_NAME_MAX and _is_node_name(word)
 
 
 def is_job_id(word: str) -> bool:
     return re.fullmatch(_JOB_ID, word) is not None
+
+
+# The same questions recur with each line of a node.
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
@@ -518,7 +519,6 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
     return gpu_row(gpu.index, pci, gpu.uuid, normal_serial(gpu.serial))
 
 
-_JOB_ID = r"[0-9A-Za-z_.+\[\]-]{1,64}"
 _Job = Annotated[str, msgspec.Meta(pattern=f"^{_JOB_ID}$")]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 

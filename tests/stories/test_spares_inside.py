@@ -202,8 +202,9 @@ def test_where_healer_has_drained_nothing_no_launcher_leaves() -> None:
     assert (site.launcher.swaps, site.snapshot().jobs[site.job].restarts) == (0, 1)
 
 
+@pytest.mark.heavy
 def test_the_same_seed_gives_the_same_card() -> None:
-    scenario = load("llama3-54d-spares", days=0.1)
+    scenario = load("llama3-54d-spares", days=0.5)
     first, again = (simulate(scenario, rules_of(scenario), 5, "healer") for _ in range(2))
     assert msgspec.json.encode(first) == msgspec.json.encode(again)
     assert inside(first).spare_gpu_hours > 0

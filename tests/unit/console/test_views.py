@@ -267,9 +267,10 @@ def test_the_button_of_a_run_that_asks_says_what_is_approved_and_which_jobs_are_
 
 
 @pytest.mark.parametrize(
-    ("part", "says"), [("detector", "Nothing is detected"), ("worker", "No action runs")]
+    ("part", "name", "says"),
+    [("detector", "Detector", "Nothing is detected"), ("worker", "Workers", "No action runs")],
 )
-def test_a_part_that_is_down_is_said_on_every_page(sample: Sample, part: str, says: str) -> None:
+def test_a_part_that_is_down_is_said_on_every_page(sample: Sample, part: str, name: str, says: str) -> None:
     # Without a detector every page is as calm as on a healthy fleet.
     site = standing_of(sample)
     beats = {"detector": NOW - timedelta(seconds=5), "worker": NOW, "scheduler": NOW}
@@ -278,9 +279,7 @@ def test_a_part_that_is_down_is_said_on_every_page(sample: Sample, part: str, sa
     before, after = (standing_view.strip(one, [], NOW).banners for one in (well, ill))
     (banner,) = [one for one in after if one not in before]
     assert banner.tone == "bad" and says in banner.text
-    assert banner.title == f"{part.capitalize()}s down, last heartbeat 3 min ago".replace(
-        "Detectors", "Detector"
-    )
+    assert banner.title == f"{name} down, last heartbeat 3 min ago"
 
 
 def test_steps_are_folded_into_one_row_each(sample: Sample) -> None:

@@ -6,7 +6,8 @@ The best that the signal offers, in this order:
 2. boot id, the time stamp in the line, and the content (the line without its prefix);
 3. the event's time by the sender's clock, and the content;
 4. the time stamp in the line and the content;
-5. the content and its arrival: the same content again within 10 minutes is the same event.
+5. boot id if there is one, the content and its arrival: the same content again within 10 minutes is the same
+   event. After a reboot it is another: a node that fails again at once.
 
 Cluster and node are always included. Digests are SHA-256 in hex. One event reported by two senders that know
 different things about it has two digests: `observations.node_picture` finds those.
@@ -72,7 +73,7 @@ def identify(origin: Origin, content: str, *, event_at: datetime | None, arrived
     if stamp and stamp.strip("0."):  # lines from the first moment of a boot all have the stamp 0
         return Identity(digest_of("stamp", *where, "", stamp, content))
     minute = int(arrived_at.timestamp()) // 60
-    words = _packed(("arrival", *where, stamp or "", content))
+    words = _packed(("arrival", *where, stamp or "", content, *([boot_id] if boot_id else [])))
     digest, *alternatives = (
         hashlib.sha256(words + _packed((minute - back,))).hexdigest()
         for back in range(ARRIVAL_WINDOW_MIN + 1)

@@ -57,6 +57,14 @@ def test_content_and_arrival_within_ten_minutes(later: int, same: bool) -> None:
     assert (first.digest in {again.digest, *again.alternatives}) is same
 
 
+def test_the_same_content_of_another_boot_is_another_event() -> None:
+    """A node that fails again minutes after its reboot: the sender knows the boot, and no time."""
+    first, later = of(boot_id="b"), NOW + timedelta(seconds=90)
+    again, repeated = of(boot_id="c", arrived_at=later), of(boot_id="b", arrived_at=later)
+    assert first.digest not in {again.digest, *again.alternatives}
+    assert first.digest in repeated.alternatives
+
+
 def test_words_without_separators_are_split() -> None:
     assert digest_of("ab", "c") != digest_of("a", "bc")
     assert len(digest_of("a")) == 64

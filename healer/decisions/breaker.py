@@ -24,6 +24,7 @@ from healer.model import (
     Rule,
     Ruleset,
     RunState,
+    by_opening,
     storm_size,
 )
 from healer.text import NO_WORDS, Said, joined, say
@@ -58,7 +59,7 @@ def storm_roots(
     healing.
     """
     found: dict[tuple[str, str], Root] = {}
-    for incident in sorted(incidents, key=lambda incident: (incident.opened, incident.id)):
+    for incident in sorted(incidents, key=by_opening):
         rule, node = rules.by_name.get(incident.rule), incident.root.node
         if rule is None or node is None or not _removes(rule, incident, rules):
             continue

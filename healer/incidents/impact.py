@@ -21,6 +21,7 @@ from healer.model import (
     SlurmNode,
     SlurmSnapshot,
     Urgency,
+    by_opening,
 )
 from healer.model.faults import Trait, fault_is
 from healer.observations import Picture
@@ -507,4 +508,6 @@ def urgency_of(incident: Incident, snapshot: SlurmSnapshot | None) -> Urgency:
 
 
 def by_urgency(incidents: Iterable[Incident], snapshot: SlurmSnapshot | None) -> list[Incident]:
-    return sorted(incidents, key=lambda incident: (*urgency_of(incident, snapshot).order, incident.id))
+    return sorted(
+        incidents, key=lambda incident: (*urgency_of(incident, snapshot).order, *by_opening(incident))
+    )

@@ -33,6 +33,7 @@ from healer.model import (
     Ruleset,
     Sense,
     Severity,
+    by_opening,
 )
 from healer.model.faults import LEMON, REPEATS, fits, once
 from healer.observations import Picture
@@ -113,7 +114,7 @@ def _raise_on_probation(incident: Incident, before: Sequence[Incident]) -> Incid
     severity = _ONE_UP.get(incident.severity)
     if severity is None or incident.plan:
         return incident
-    last = max(before, key=lambda incident: (incident.opened, incident.id))
+    last = max(before, key=by_opening)
     grade = {"severity": str(severity), "before": str(incident.severity)}
     text = say("incidents.relapse", incident=last.short_id, **grade)
     changed = msgspec.structs.replace(incident, severity=severity)
@@ -139,7 +140,7 @@ def _earlier_incidents(
         other for other in ended if other.review is not Review.false_alarm and other.fault_class in HARDWARE
     ]
     lemons = [member for member in ended if any(other.lemon for other in _ladders(rules, picture, member))]
-    return sorted(lemons, key=lambda incident: (incident.opened, incident.id))
+    return sorted(lemons, key=by_opening)
 
 
 def _ladders(rules: Ruleset, picture: Picture, incident: Incident) -> list[Ladder]:

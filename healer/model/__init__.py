@@ -79,6 +79,7 @@ from healer.model.incident import (
     SenseReport,
     Similar,
     VerdictAt,
+    by_opening,
     probations,
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook

@@ -385,7 +385,8 @@ class Picture:
         `rebuild`: the batch only restores the picture after a restart. What was not walked before will come
         again later, as news.
         """
-        ordered = sorted(batch, key=lambda seen: (seen.arrived_at, seen.event_at, seen.digest))
+        # Lines of one moment stay in the order of their sender: the kernel's.
+        ordered = sorted(batch, key=lambda seen: (seen.arrived_at, seen.event_at))
         lines = [(self.node(where), seen) for seen in ordered if (where := self._learn(seen)) is not None]
         live = [
             (node, seen)

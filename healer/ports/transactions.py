@@ -66,13 +66,14 @@ class WalkTx(Protocol):
     """The walk's one transaction: all or nothing."""
 
     def open_incidents(self) -> list[Incident]:
-        """Every incident not resolved, and those resolved in the last 5 minutes (for the storm count)."""
+        """Every incident not resolved, and those resolved in the last 5 minutes (for the storm count), in the
+        order `by_opening`."""
         ...
 
     def incident(self, name: str) -> Incident | None: ...
 
     def merged_into(self, name: str) -> list[Incident]:
-        """Incidents merged into this one, oldest first."""
+        """Incidents merged into this one, in the order `by_opening`."""
         ...
 
     def active_runs(self) -> list[Run]: ...

@@ -46,6 +46,7 @@ from healer.model import (
     VerdictAt,
     Veto,
     Waiting,
+    by_opening,
 )
 from healer.model.gate import COUNTED
 
@@ -310,7 +311,7 @@ def node_history(tables: Tables, node: str, since: datetime) -> NodeHistory:
             and incident.merged_into is None
             and (incident.closed is None or incident.closed >= since)
         ),
-        key=lambda incident: (incident.opened, incident.id),
+        key=by_opening,
     )
     filed = {message.incident for message in tables.messages.values() if isinstance(message, Ticket)}
     return NodeHistory(

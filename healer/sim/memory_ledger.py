@@ -52,6 +52,7 @@ from healer.model import (
     Verb,
     VerdictAt,
     Veto,
+    by_opening,
     probations,
 )
 from healer.ports.clock import Clock
@@ -114,14 +115,15 @@ class MemoryTx:
         return self._ledger.tables
 
     def open_incidents(self) -> list[Incident]:
-        return self._tables.recent_incidents(self._ledger.clock.now() - RECENT)
+        recent = self._tables.recent_incidents(self._ledger.clock.now() - RECENT)
+        return sorted(recent, key=by_opening)
 
     def incident(self, name: str) -> Incident | None:
         return self._tables.incidents.get(name)
 
     def merged_into(self, name: str) -> list[Incident]:
         parts = (incident for incident in self._tables.incidents.values() if incident.merged_into == name)
-        return sorted(parts, key=lambda incident: (incident.opened, incident.id))
+        return sorted(parts, key=by_opening)
 
     def active_runs(self) -> list[Run]:
         return self._tables.active_runs()

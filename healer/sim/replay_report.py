@@ -20,6 +20,7 @@ from healer.model import (
     Ticket,
     TicketStage,
     Verb,
+    by_opening,
 )
 from healer.model.faults import HEALER_DRAIN
 from healer.model.incident import SIMILAR_MAX
@@ -39,10 +40,10 @@ def report(
         for incident in tables.incidents.values()
         if incident.fault != HEALER_DRAIN or incident.root.node not in recorded_drains
     )
-    by_opening = sorted(incidents, key=_by_opening)
+    opened = sorted(incidents, key=by_opening)
     whole = {
-        "incidents": [rows.incident(incident) for incident in by_opening if incident.merged_into is None],
-        "merged": [_merged(incident) for incident in by_opening if incident.merged_into is not None],
+        "incidents": [rows.incident(incident) for incident in opened if incident.merged_into is None],
+        "merged": [_merged(incident) for incident in opened if incident.merged_into is not None],
         "actions": actions,
         "held": _held(tables),
         "differences": _differences(actions, recorded_drains),
@@ -79,10 +80,6 @@ def _merged(incident: Incident) -> dict[str, Any]:
     }
 
 
-def _by_opening(incident: Incident) -> tuple[datetime, str]:
-    return incident.opened, incident.id
-
-
 def moment(at: datetime) -> str:
     """RFC 3339 in UTC, with the fraction of the second if there is one."""
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
@@ -96,7 +93,7 @@ class _IncidentRows:
         self._nodes = shown.nodes if shown is not None else {}
         self._done = _done_by_incident(tables)
         self._alike: dict[tuple[str, str | None], list[Incident]] = {}
-        for incident in sorted(tables.incidents.values(), key=_by_opening, reverse=True):
+        for incident in sorted(tables.incidents.values(), key=by_opening, reverse=True):
             for key in {("fault", incident.fault), ("node", incident.root.node)}:
                 self._alike.setdefault(key, []).append(incident)
 

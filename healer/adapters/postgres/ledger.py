@@ -73,6 +73,7 @@ from healer.model import (
     Trial,
     Verb,
     Veto,
+    by_opening,
 )
 from healer.ports.lease import LEASE, NAP, UNHEARD
 from healer.text import from_stored
@@ -238,14 +239,14 @@ class PostgresTx:
     def open_incidents(self) -> list[Incident]:
         lately = sa.or_(incidents.c.state != "resolved", incidents.c.opened > self._now() - _RECENT)
         query = sa.select(incidents.c.doc).where(incidents.c.cluster == self._cluster, lately)
-        return read_docs(self.conn, query.order_by(incidents.c.opened, incidents.c.id), Incident)
+        return sorted(read_docs(self.conn, query, Incident), key=by_opening)
 
     def incident(self, name: str) -> Incident | None:
         return read_doc(self.conn, sa.select(incidents.c.doc).where(incidents.c.id == name), Incident)
 
     def merged_into(self, name: str) -> list[Incident]:
         parts = sa.select(incidents.c.doc).where(incidents.c.state == "resolved", part_of == name)
-        return read_docs(self.conn, parts.order_by(incidents.c.opened, incidents.c.id), Incident)
+        return sorted(read_docs(self.conn, parts, Incident), key=by_opening)
 
     def active_runs(self) -> list[Run]:
         return read_docs(self.conn, sa.select(runs.c.doc).where(*self._active), Run)

@@ -26,6 +26,7 @@ from healer.model import (
     Ruleset,
     Sense,
     Severity,
+    by_opening,
 )
 from healer.observations import Picture
 from healer.rulebook.cases.detection_cases import CaseWrong
@@ -247,7 +248,7 @@ class _Play:
             self.clock.advance(self.rules.settle_s + 1)
             self._walk([])
         found = self.ledger.tables.incidents.values()
-        return sorted(found, key=lambda incident: (incident.opened, incident.id))
+        return sorted(found, key=by_opening)
 
     def _step(self, path: Sequence[str | int], step: At) -> list[Observation]:
         if step.jobs is not None:

@@ -8,7 +8,7 @@ from healer.bootstrap.doctor_checks import Look
 from healer.bootstrap.file_checks import look_at_files
 from healer.bootstrap.listener_checks import look_at_listener
 from healer.bootstrap.storage_checks import look_at_storage
-from healer.bootstrap.trial_checks import look_at_munge, look_at_slurm_rights
+from healer.bootstrap.trial_checks import look_at_munge, look_at_reboots, look_at_slurm_rights
 from healer.bootstrap.user_checks import look_at_users
 from healer.settings import ExecutorSettings
 from healer.text import say
@@ -23,6 +23,7 @@ _LOOKS = (
     basics.look_at_broker,
     basics.look_at_slurm,
     look_at_slurm_rights,
+    look_at_reboots,
     look_at_munge,
     look_at_coverage,
     basics.look_at_node_actions,

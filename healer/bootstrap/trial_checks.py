@@ -27,6 +27,10 @@ NO_NODE = "healer-doctor-trial"
 _LOCAL = ("cli", "pyslurm")
 _AUTHENTICATION = re.compile(r"^AuthType\s*=\s*auth/(\w+)", re.M)
 _SOCKET = re.compile(r"^AuthInfo\s*=.*\bsocket=([^\s,]+)", re.M)
+_RETURNS = re.compile(r"^ReturnToService\s*=\s*2\b", re.M)
+_RESUME = re.compile(r"^ResumeTimeout\s*=\s*(\d+)", re.M)
+#: Seconds in which a GPU node boots, with time to spare.
+_BOOT_S = 1800
 
 
 def look_at_slurm_rights(settings: ExecutorSettings) -> list[Look]:
@@ -95,6 +99,20 @@ def _acting_as(uid: int | None) -> Iterator[None]:
         os.setgroups(groups)
 
 
+def look_at_reboots(settings: ExecutorSettings) -> list[Look]:
+    """A note where Slurm returns a node that booted late: it drops the drain after ResumeTimeout."""
+    return each_cluster(settings, _reboots_of_cluster)
+
+
+def _reboots_of_cluster(settings: ExecutorSettings) -> list[Look]:
+    shown = _configuration(settings)
+    resume = _RESUME.search(shown)
+    if resume is None or int(resume[1]) >= _BOOT_S or not _RETURNS.search(shown):
+        return []
+    text = say("doctor.returns_untested", seconds=resume[1])
+    return [Look(say("doctor.reboots"), True, text, say("doctor.reboots_repair", seconds=_BOOT_S))]
+
+
 def look_at_munge(settings: ExecutorSettings) -> list[Look]:
     """Nothing where Slurm authenticates otherwise and no node enrols by munge."""
     return each_cluster(settings, _munge_of_cluster)
@@ -114,14 +132,19 @@ def _munge_of_cluster(settings: ExecutorSettings) -> list[Look]:
 
 def _socket_of_slurm(settings: ExecutorSettings) -> Path | None:
     """The socket that slurm.conf names, or the default one. None without munge, and without an answer."""
-    if "cli" not in settings.slurm_adapters:
-        return None
-    conf = str(settings.slurm_conf) if settings.slurm_conf else None
-    try:
-        shown = ReadCommands(conf, settings.slurm_bin_dir, 5.0).run("scontrol", "show", "config").text
-    except SchedulerUnavailable:
-        return None
+    shown = _configuration(settings)
     authentication, socket = _AUTHENTICATION.search(shown), _SOCKET.search(shown)
     if authentication is None or authentication[1] != "munge":
         return None
     return Path(socket[1]) if socket else DEFAULT_SOCKET
+
+
+def _configuration(settings: ExecutorSettings) -> str:
+    """What `scontrol show config` prints; empty where it is not used or does not answer."""
+    if "cli" not in settings.slurm_adapters:
+        return ""
+    conf = str(settings.slurm_conf) if settings.slurm_conf else None
+    try:
+        return ReadCommands(conf, settings.slurm_bin_dir, 5.0).run("scontrol", "show", "config").text
+    except SchedulerUnavailable:
+        return ""

@@ -7,7 +7,7 @@ import pytest
 
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.bootstrap.doctor_checks import Look
-from healer.bootstrap.trial_checks import NO_NODE, look_at_munge, tried_rights
+from healer.bootstrap.trial_checks import NO_NODE, look_at_munge, look_at_reboots, tried_rights
 from healer.ports.scheduling import SchedulerRefused
 from healer.settings import ExecutorSettings, load_executor
 from tests.support.munge import realm
@@ -56,6 +56,23 @@ def test_root_tries_as_the_worker_s_user(scratch: Path) -> None:
     tried_rights("cli", settings(scratch, UNKNOWN), 61002)
     assert (scratch / "asked").read_text().startswith("61002 ")
     assert os.geteuid() == 0
+
+
+@pytest.mark.parametrize(
+    ("returns", "resume_s", "states"),
+    [("2", 60, ["note"]), ("1", 60, []), ("0", 60, []), ("2", 3600, [])],
+)
+def test_slurm_that_returns_a_slow_boot_untested_is_noted(
+    tmp_path: Path, returns: str, resume_s: int, states: list[str]
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    shown = f"ResumeTimeout           = {resume_s} sec\nReturnToService         = {returns}\n"
+    scontrol.write_text(f"#!/bin/sh\n[ \"$*\" = 'show config' ] && printf '%s' '{shown}'\n")
+    scontrol.chmod(0o755)
+    given = {"HEALER_SLURM_BIN_DIR": str(tmp_path), "HEALER_SLURM_ADAPTERS": "cli"}
+    looks = look_at_reboots(load_executor(given | {"HEALER_DATA_DIR": str(tmp_path)}))
+    assert [look.state for look in looks] == states
+    assert all(f"{resume_s} s" in look.text and "ReturnToService=1" in look.repair for look in looks)
 
 
 def munge_looks(folder: Path, socket: Path) -> list[Look]:

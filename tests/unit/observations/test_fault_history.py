@@ -381,7 +381,7 @@ def test_a_new_serial_number_on_a_drained_node_is_noted_and_its_tests_decide() -
     one = site.incident
     assert one.fault == "xid-64"
     assert [(aside.what, aside.why) for aside in one.set_aside] == [
-        (f"a different GPU is now at {PCI} (SN-{S2})", "healer is working on it: its tests decide")
+        (f"a different GPU is now at {PCI} (SN-{S2})", "healer's tests on the node decide")
     ]
     # The old GPU's line comes late, by a shipper that knows no boots.
     late = site.say(1, REMAP + " again", event_at=site.now - timedelta(minutes=50))

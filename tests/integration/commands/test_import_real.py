@@ -19,7 +19,7 @@ from healer.commands.import_history import files_of
 from healer.embedded.embedded_slurm import RealSlurm
 from tests.support import slurm, trixie
 from tests.support.forked import run
-from tests.support.processes import clean_environ
+from tests.support.processes import clean_environ, descendants, name_of
 from tests.support.rsyslog import Rsyslog
 from tests.support.slurm import clean, hands, real_slurm, sbatch  # noqa: F401 - a fixture
 from tests.support.wait import wait_until
@@ -213,13 +213,19 @@ def test_a_killed_import_goes_on(tmp_path: Path) -> None:
     environ = clean_environ() | {"HEALER_MODE": "auto", "TZ": "UTC"}
     killed = subprocess.Popen([HEALER, *words, tmp_path / "r.jsonl"], env=environ, stdout=subprocess.DEVNULL)
     work = tmp_path / ".import-r.jsonl"
-    wait_until((work / "plan").exists, 60)
+    # Before, kill -9 may hit a process that makes a semaphore, which then stays in /dev/shm.
+    wait_until(lambda: len(reading_for(killed.pid)) == 2, 60, every_s=0.01)
     killed.kill()
     killed.wait()
     assert not (tmp_path / "r.jsonl").exists() and work.is_dir()
     healer(*words, tmp_path / "r.jsonl")
     assert (tmp_path / "r.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert not work.exists()
+
+
+def reading_for(importer: int) -> list[int]:
+    """The processes in which it reads."""
+    return [pid for pid in descendants(importer) if "spawn_main" in name_of(pid)]
 
 
 @contextmanager

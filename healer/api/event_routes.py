@@ -39,11 +39,17 @@ from healer.text import say
 HEARTBEAT_EVERY_S = 1.0
 #: Boot id, GPUs, lost lines.
 _BeatNews = tuple[str | None, object, object]
+#: Cluster, node, and the relay, if the heartbeat is not by the node itself.
+_BeatSender = tuple[str, str | None, str]
 #: Media types, and the query parameters with each.
 _LINES = {"application/json": frozenset[str](), "text/plain": frozenset({"cluster", "node", "boot_id"})}
 _BEATS = {"application/json": frozenset[str]()}
-#: Signals that may accuse a node, and so record their sender.
-_ACCUSING = KERNEL_LINES | {ObservationKind.hook}
+#: Signals that may accuse a node, or report its boot, and so record their sender.
+_ACCUSING = KERNEL_LINES | {
+    ObservationKind.hook,
+    ObservationKind.heartbeat,
+    ObservationKind.gpu_identity,
+}
 
 
 class SignalRoutes:
@@ -64,7 +70,7 @@ class SignalRoutes:
         self._preamble = preamble
         self._commit, self._hear = commit, hear
         #: When the last one was stored, and what it said.
-        self._beats: dict[tuple[str, str | None], tuple[float, _BeatNews]] = {}
+        self._beats: dict[_BeatSender, tuple[float, _BeatNews]] = {}
 
     def endpoints(self) -> dict[str, Endpoint]:
         return {"kernel-log": self.kernel_log, "heartbeat": self.heartbeat, "checkpoints": self.checkpoints}
@@ -138,7 +144,7 @@ class SignalRoutes:
         self, route: str, caller: Caller, parsed: wire.Accepted, *, heartbeat: bool = False
     ) -> Accepted:
         """The answer, after the commit. Raises Problem 429 when too much waits."""
-        observations = [seen for seen in parsed.observations if not heartbeat or self._is_due(seen)]
+        observations = [seen for seen in parsed.observations if not heartbeat or self._is_due(caller, seen)]
         arrivals = arrivals_of(
             caller, [(seen, parsed.alternatives.get(seen.digest, ())) for seen in observations]
         )
@@ -146,14 +152,19 @@ class SignalRoutes:
         if heartbeat:
             now = time.monotonic()
             for seen in observations:
-                self._beats[seen.component.cluster, seen.component.node] = now, _news_of(seen)
+                self._beats[_sender_of(caller, seen)] = now, _news_of(seen)
         return answer
 
-    def _is_due(self, beat: Observation) -> bool:
-        stored = self._beats.get((beat.component.cluster, beat.component.node))
+    def _is_due(self, caller: Caller, beat: Observation) -> bool:
+        stored = self._beats.get(_sender_of(caller, beat))
         if stored is None or stored[1] != _news_of(beat):
             return True
         return time.monotonic() - stored[0] >= HEARTBEAT_EVERY_S
+
+
+def _sender_of(caller: Caller, beat: Observation) -> _BeatSender:
+    where = beat.component
+    return where.cluster, where.node, caller.relay_of(where.node)
 
 
 def _news_of(beat: Observation) -> _BeatNews:

@@ -433,7 +433,8 @@ def reboot_findings(walk: PictureLook) -> list[Finding]:
             continue
         node = walk.picture.node(name)
         if jobs := sorted(set(_jobs_of_boot_before(walk.picture, node, shown))):
-            found.append(_boot_finding(walk.picture.cluster, node, jobs, walk.now))
+            relay = "" if _shows_boot(node, shown) else node.booted_relay
+            found.append(_boot_finding(walk.picture.cluster, node, jobs, walk.now, relay))
     return found
 
 
@@ -468,12 +469,19 @@ def _began_before(job: SlurmJob, node: NodePicture, shown: SlurmNode) -> bool:
     last_signal = node.old_boot_heard_at
     if job.start_at is None or node.booted_at is None:
         return True
-    if shown.boot_at is not None and (last_signal is None or shown.boot_at > last_signal):
+    if _shows_boot(node, shown) and shown.boot_at is not None:
         return job.start_at < shown.boot_at
     return job.start_at <= max(last_signal or job.start_at, node.booted_at - HEARD_WITHIN)
 
 
-def _boot_finding(cluster: str, node: NodePicture, jobs: list[str], now: datetime) -> Finding:
+def _shows_boot(node: NodePicture, shown: SlurmNode) -> bool:
+    """Slurm shows the new boot too."""
+    last_signal = node.old_boot_heard_at
+    return shown.boot_at is not None and (last_signal is None or shown.boot_at > last_signal)
+
+
+def _boot_finding(cluster: str, node: NodePicture, jobs: list[str], now: datetime, relay: str) -> Finding:
+    """`relay`: the one on whose word alone the boot rests; empty if the node or Slurm reports it."""
     where = Component(cluster=cluster, node=node.name)
     text = say("detection.booted_under_jobs", node=node.name, jobs=", ".join(jobs[:5]))
     evidence = Evidence(
@@ -483,6 +491,7 @@ def _boot_finding(cluster: str, node: NodePicture, jobs: list[str], now: datetim
         text=text,
         arrived_at=now,
         sense=Sense.slurm,
+        relayed_by=relay,
     )
     return Finding.from_evidence(
         evidence,

@@ -55,6 +55,9 @@ class NodePicture:
     #: When this boot was first reported, by our clock.
     boot_since: datetime | None = None
     old_boots: set[str] = field(default_factory=set)
+    #: The relay that reported this boot, or the change to it; empty: the node itself or Slurm.
+    boot_relay: str = ""
+    booted_relay: str = ""
     cleared_at: datetime | None = None
     booted_at: datetime | None = None
     beats: deque[datetime] = field(default_factory=lambda: deque(maxlen=9))
@@ -206,12 +209,17 @@ class NodePicture:
             return min(self.beats_late)
         return min(self.line_late or timedelta(0), LATENESS_MAX)
 
-    def heard_boot(self, boot_id: str, at: datetime, heard_at: datetime) -> None:
-        """`at` by the host's clock, `heard_at` by ours."""
+    def heard_boot(self, boot_id: str, at: datetime, heard_at: datetime, relay: str = "") -> None:
+        """`at` by the host's clock, `heard_at` by ours. A relay never replaces a boot that the node itself or
+        Slurm reported, because the node's own lines would become history; they replace a relay's."""
+        if relay and self.boot_id is not None and not self.boot_relay:
+            return
         if self.boot_id is not None and boot_id != self.boot_id:
-            if boot_id in self.old_boots:
+            if boot_id in self.old_boots and (relay or not self.boot_relay):
                 return
+            self.old_boots.discard(boot_id)
             self.old_boots.add(self.boot_id)
+            self.booted_relay = relay or self.boot_relay
             self.booted_at, self.old_boot_heard_at = heard_at, self.last_heard_at
             self.changed.add(self.name)
             self.booted.add(self.name)
@@ -220,6 +228,7 @@ class NodePicture:
         if boot_id != self.boot_id:
             self.boot_since = heard_at
         self.boot_id, self.boot_heard_at, self.last_heard_at = boot_id, at, heard_at
+        self.boot_relay = relay
 
     def began_this_boot(self, seen: Observation, booted_at: datetime) -> bool:
         """Whether the boot that Slurm shows, `booted_at`, is certainly that of the line, whose boot was
@@ -269,8 +278,9 @@ class NodePicture:
     def heard_line(self, seen: Observation) -> None:
         """Records the boot of a line: not every site sends heartbeats, and shippers send old journals."""
         at = min(seen.event_at, seen.arrived_at)  # a clock that is ahead must not make the next boot look old
-        if seen.boot_id and (self.boot_heard_at is None or at > self.boot_heard_at):
-            self.heard_boot(seen.boot_id, at, at)
+        corrects = bool(self.boot_relay and not seen.relayed_by)
+        if seen.boot_id and (self.boot_heard_at is None or at > self.boot_heard_at or corrects):
+            self.heard_boot(seen.boot_id, at, at, seen.relayed_by)
 
 
 # --- one event by several routes

@@ -473,7 +473,8 @@ class Picture:
             self.silence.all_heard = None
         if seen.boot_id:
             # A clock that is ahead must not make the next boot look old.
-            node.heard_boot(seen.boot_id, min(seen.event_at, seen.arrived_at), seen.arrived_at)
+            at = min(seen.event_at, seen.arrived_at)
+            node.heard_boot(seen.boot_id, at, seen.arrived_at, seen.relayed_by)
         node.note_clock(seen)
         inventory = seen.data.get("gpus")
         if isinstance(inventory, list) and not node.is_of_old_boot(seen):

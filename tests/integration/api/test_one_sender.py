@@ -37,3 +37,24 @@ def test_step_times_prove_a_relay_s_text_if_another_token_sent_them(served: Serv
 
     both = (said(Sense.kernel, relayed_by), said(Sense.step_times, sent_by=batch.sent_by))
     assert is_proven_fatal(incident(1, evidence=both)) is not same
+
+
+IDENTITY = "NVRM: GPU at PCI:0000:18:00: GPU-f1b2c3d4-0000-0000-0000-000000000000"
+
+
+@pytest.mark.parametrize("route", ["heartbeat", "kernel-log"])
+def test_a_relay_that_reports_a_boot_is_named_and_takes_the_place_of_no_word_of_the_node(
+    served: Served, route: str
+) -> None:
+    api, client = served
+    relay = api.headers("signals", name="relay", vouches="")
+    own = api.headers("signals", name="gpu0001", node="gpu0001")
+    time = datetime.now(UTC).isoformat()
+    body = {"cluster": "pod1", "node": "gpu0001", "boot_id": "b1"}
+    body |= {"time": time} if route == "heartbeat" else {"entries": [{"line": IDENTITY, "time": time}]}
+    for sender in (relay, own):
+        answer = client.post(f"{SIGNALS}/{route}", json=body, headers=sender).json()
+        assert (answer["accepted"], answer["duplicates"]) == (1, 0)
+    with api.engine.connect() as conn:
+        told = conn.execute(sa.text("SELECT doc ->> 'relayed_by' FROM inbox ORDER BY id")).scalars().all()
+    assert [(name or "").partition(" (")[0] for name in told] == ["relay", ""]

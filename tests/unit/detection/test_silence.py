@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from healer.detection import PictureLook
+from healer.detection.reported import reboot_findings
 from healer.detection.silence import silence_findings
-from healer.model import FaultClass, Finding, SlurmNode, SlurmSnapshot, Topology
+from healer.model import FaultClass, Finding, SlurmJob, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import Picture
 from tests.support.loop import CLUSTER, START, beat, later, name, shipped
 
@@ -222,3 +224,22 @@ def test_figure_is_in_the_text() -> None:
     (one,) = found(site(stopped=range(1, 21)))
     assert "20 of 20 senders" in one.text
     assert timedelta(0) == one.at - START
+
+
+@pytest.mark.parametrize("shows_boot", [False, True], ids=["only the relay says so", "Slurm shows it too"])
+def test_a_boot_under_a_job_is_the_claim_of_the_relay_that_reports_it(shows_boot: bool) -> None:
+    """Else three heartbeats by one relay would open the breaker, or drain nodes at work."""
+    picture = Picture(CLUSTER, watching_since=later(-600))
+    job = SlurmJob(id="7", state="RUNNING", nodes=(name(1),), start_at=later(-300))
+
+    def show(at: float, boot_at: float) -> None:
+        nodes = {name(1): node(1, "ALLOCATED", boot_at=later(boot_at))}
+        picture.show(SlurmSnapshot(cluster=CLUSTER, taken_at=later(at), nodes=nodes, jobs={"7": job}))
+
+    show(0, -9000)
+    for at, boot in ((1, "b1"), (20, "b2")):
+        seen = beat(name(1), later(at), boot_id=boot)
+        picture.update([msgspec.structs.replace(seen, relayed_by="rack 3 (r1)")], Topology())
+    show(21, 10 if shows_boot else -9000)
+    (one,) = reboot_findings(PictureLook(shipped(), picture, later(22)))
+    assert [item.relayed_by for item in one.evidence] == ["" if shows_boot else "rack 3 (r1)"]

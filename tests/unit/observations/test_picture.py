@@ -205,6 +205,38 @@ def test_of_two_boots_in_one_batch_the_earlier_is_history() -> None:
     assert heard(picture(), new, old) == [new]
 
 
+def by_relay(seen: Observation) -> Observation:
+    return msgspec.structs.replace(seen, digest=f"relayed {seen.digest}", relayed_by="rack 3 (r1)")
+
+
+@pytest.mark.parametrize("through", [beat, None], ids=["a heartbeat", "a line"])
+def test_a_relay_s_boot_makes_no_line_of_the_node_itself_history(through: object) -> None:
+    """Else one heartbeat by any relay would hide a GPU that the node itself reports as lost."""
+    shown, own = picture(), line(at=later(9), boot_id=OLD)
+    heard(shown, beat(NODE, START, boot_id=OLD))
+    forged = beat(NODE, later(5), boot_id=NEW) if through else line(at=later(5), boot_id=NEW)
+    heard(shown, by_relay(forged))
+    assert heard(shown, own) == [own]
+    assert (shown.node(NODE).boot_id, shown.node(NODE).booted_at) == (OLD, None)
+
+
+def test_the_node_s_own_boot_replaces_what_relays_said_before() -> None:
+    shown, own = picture(), line(at=later(9), event_at=later(1), boot_id=OLD)
+    heard(shown, *(by_relay(beat(NODE, later(at), boot_id=boot)) for at, boot in ((0, OLD), (5, NEW))))
+    assert heard(shown, own) == [own]
+    heard(shown, by_relay(beat(NODE, later(12), boot_id=NEW)))
+    later_one = line(at=later(900), event_at=later(899), boot_id=OLD)
+    assert heard(shown, later_one) == [later_one]
+
+
+def test_a_relay_s_old_boot_keeps_no_later_boot_of_the_node_away() -> None:
+    shown = picture()
+    heard(shown, beat(NODE, START, boot_id=OLD))
+    heard(shown, by_relay(beat(NODE, later(60), boot_id=OLD)))
+    first = line(at=later(61), event_at=later(59), boot_id=NEW)
+    assert heard(shown, first) == [first]
+
+
 def test_slurm_may_know_the_boot_too() -> None:
     shown = picture()
     show(shown, SlurmNode(name=NODE, boot_id=OLD), at=later(-60))

@@ -67,6 +67,8 @@ class NodePicture:
     #: Arrival minus the sender's own time: of the last heartbeats, and the least of any line of this boot.
     beats_late: deque[timedelta] = field(default_factory=lambda: deque(maxlen=9))
     line_late: timedelta | None = None
+    #: The node itself has shown its clock: relays teach nothing of it any more.
+    shows_clock: bool = False
     #: The node's own facts (`healer.model.FACTS`), and when any of them last changed.
     facts: dict[str, str] = field(default_factory=dict)
     facts_at: datetime | None = None
@@ -180,15 +182,23 @@ class NodePicture:
         return seen.boot_id in self.old_boots
 
     def note_clock(self, seen: Observation) -> None:
-        """Learns the offset of the host's clock from a signal with a time of its own."""
-        if (seen.boot_id or self.boot_id) != self.boot_id:
+        """Learns the offset of the host's clock from a signal with a time of its own: the node's own replace
+        all that relays taught."""
+        if (seen.boot_id or self.boot_id) != self.boot_id or (seen.relayed_by and self.shows_clock):
             return
         late = late_by(seen)
+        if late and not seen.relayed_by and not self.shows_clock:
+            self.shows_clock = True
+            self._forget_clock()
         if seen.kind is ObservationKind.heartbeat:
             if late:  # exactly zero: it had no time, and got that of its arrival
                 self.beats_late.append(late)
         else:
             self.line_late = late if self.line_late is None else min(self.line_late, late)
+
+    def _forget_clock(self) -> None:
+        self.beats_late.clear()
+        self.line_late = None
 
     @property
     def knows_clock(self) -> bool:
@@ -223,8 +233,7 @@ class NodePicture:
             self.booted_at, self.old_boot_heard_at = heard_at, self.last_heard_at
             self.changed.add(self.name)
             self.booted.add(self.name)
-            self.beats_late.clear()  # the clock may have been set meanwhile
-            self.line_late = None
+            self._forget_clock()  # it may have been set meanwhile
         if boot_id != self.boot_id:
             self.boot_since = heard_at
         self.boot_id, self.boot_heard_at, self.last_heard_at = boot_id, at, heard_at
@@ -249,8 +258,7 @@ class NodePicture:
             self.changed.add(self.name)
             if not asked:
                 self.booted.add(self.name)
-            self.beats_late.clear()
-            self.line_late = None
+            self._forget_clock()
 
     def with_address(self, seen: Observation) -> Observation:
         """The line that reports a GPU as lost, with the address from the line before if they came

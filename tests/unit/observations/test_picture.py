@@ -237,6 +237,21 @@ def test_a_relay_s_old_boot_keeps_no_later_boot_of_the_node_away() -> None:
     assert heard(shown, first) == [first]
 
 
+@pytest.mark.parametrize("speaks", [beat, None], ids=["it sends heartbeats", "it sends lines alone"])
+def test_a_relay_teaches_nothing_of_the_clock_of_a_node_that_shows_it_itself(speaks: object) -> None:
+    """Else heartbeats from the future would make all that the node reports after its return older than it."""
+    shown = picture()
+    ahead = [by_relay(beat(NODE, later(at), boot_id=OLD, ahead_s=9e4)) for at in range(3)]
+    heard(shown, *ahead)
+    own = beat(NODE, later(5), boot_id=OLD, event_at=later(4)) if speaks else line(at=later(5), boot_id=OLD)
+    heard(shown, own)
+    shown.clear(NODE, later(100))
+    late = [by_relay(beat(NODE, later(at), boot_id=OLD, ahead_s=9e4)) for at in range(110, 113)]
+    heard(shown, *late, by_relay(line(at=later(114), event_at=later(114), boot_id=OLD)))
+    again = line(at=later(120), event_at=later(119), boot_id=OLD)
+    assert heard(shown, again) == [again]
+
+
 def test_slurm_may_know_the_boot_too() -> None:
     shown = picture()
     show(shown, SlurmNode(name=NODE, boot_id=OLD), at=later(-60))

@@ -61,6 +61,8 @@ class NodePicture:
     cleared_at: datetime | None = None
     booted_at: datetime | None = None
     beats: deque[datetime] = field(default_factory=lambda: deque(maxlen=9))
+    #: The node itself sends heartbeats: a relay's are no sign of its life.
+    beats_itself: bool = False
     #: When it was heard again after its last silence.
     back_at: datetime | None = None
     gpus: GpuMap = field(default_factory=GpuMap)
@@ -97,7 +99,12 @@ class NodePicture:
         """Identifies the present boot: by the id from its senders, else by Slurm's BootTime."""
         return self.boot_id or (f"{self.booted_at}" if self.booted_at is not None else None)
 
-    def beat(self, at: datetime) -> None:
+    def beat(self, at: datetime, *, is_own: bool = True) -> None:
+        if not is_own and self.beats_itself:
+            return
+        if is_own and not self.beats_itself:
+            self.beats_itself, self._cadence_s = True, None
+            self.beats.clear()  # a relay's had another cadence
         if not self.beats or at > self.beats[-1]:
             if self._was_away(at):
                 self.back_at = at

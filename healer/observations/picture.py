@@ -468,7 +468,7 @@ class Picture:
         return (node for node in self.nodes.values() if len(node.beats) >= BEATS_FOR_CADENCE)
 
     def _heartbeat(self, node: NodePicture, seen: Observation) -> None:
-        node.beat(seen.arrived_at)
+        node.beat(seen.arrived_at, is_own=not seen.relayed_by)
         if len(node.beats) <= BEATS_FOR_CADENCE:
             self.silence.all_heard = None
         if seen.boot_id:

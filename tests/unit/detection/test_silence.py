@@ -53,6 +53,24 @@ def test_node_unreachable_for_slurm_too_is_certainly_unusable() -> None:
     assert one.at == START
 
 
+def test_a_relay_s_heartbeats_do_not_hide_that_the_node_itself_is_silent() -> None:
+    picture = site(stopped=[3], gpu0003=node(3, "IDLE", "NOT_RESPONDING"))
+    forged = [beat(name(3), later(at)) for at in range(5, LAST, 5)]
+    relayed = [msgspec.structs.replace(seen, relayed_by="rack 3 (r1)") for seen in forged]
+    picture.update(relayed, Topology())
+    (one,) = found(picture)
+    assert (one.fault, one.component.node, one.at) == ("node-silent", "gpu0003", START)
+
+
+def test_a_node_keeps_its_own_cadence_after_a_relay_s() -> None:
+    """Else a relay's fast heartbeats would make a node that sends slowly look silent."""
+    fast = [beat(name(4), later(-400 + at)) for at in range(9)]
+    fresh = Picture(CLUSTER, watching_since=later(-600))
+    fresh.update([msgspec.structs.replace(seen, relayed_by="rack 3 (r1)") for seen in fast], Topology())
+    fresh.update([beat(name(4), later(-300 + 60 * number)) for number in range(4)], Topology())
+    assert fresh.node(name(4)).cadence_s == 60
+
+
 def test_no_node_is_judged_alone_before_its_neighbours_are_heard_well_after_it() -> None:
     """A place fails node by node: a neighbour's beat just after the loss says nothing of the minute after."""
     gone = node(3, "IDLE", "NOT_RESPONDING")

@@ -188,19 +188,22 @@ class _Occupants:
 
 
 def _record_identities(picture: Picture, batch: Sequence[Observation]) -> None:
+    """Records which GPU is where: by others than the node itself, only where it has named none."""
     for seen in batch:
         node = seen.component.node
         if node is None:
             continue
+        state = picture.node(node)
+        is_own = not seen.relayed_by and seen.kind is not ObservationKind.gpu_inventory
         if seen.kind is ObservationKind.gpu_identity:
-            state, uuid = picture.node(node), str(seen.data.get("uuid", ""))
-            if seen.component.pci and uuid and not state.is_history(seen):
+            pci, uuid = seen.component.pci, str(seen.data.get("uuid", ""))
+            if pci and uuid and not state.is_history(seen) and (is_own or not state.gpus.is_named(pci)):
                 at = state.moment(seen.event_at, seen.arrived_at)
-                picture.history.identify(node, seen.component.pci, uuid, at, seen.boot_id)
-        elif seen.kind in _INVENTORIES and not picture.node(node).is_of_old_boot(seen):
+                picture.history.identify(node, pci, uuid, at, seen.boot_id)
+        elif seen.kind in _INVENTORIES and not state.is_of_old_boot(seen):
             for gpu in seen.data.get("gpus") or ():
                 pci, uuid, serial = (str(gpu.get(name) or "") for name in ("pci", "uuid", "serial"))
-                if pci:
+                if pci and (is_own or not state.gpus.is_named(pci)):
                     picture.history.identify(node, pci, uuid, seen.arrived_at, seen.boot_id, serial)
 
 

@@ -83,6 +83,9 @@ class GpuMap:
     def __init__(self) -> None:
         #: How often the list of indexes has changed.
         self.changes = 0
+        #: Addresses whose GPU the node itself has named, and whether it lists its GPUs with heartbeats.
+        self._named: set[str] = set()
+        self.lists_itself = False
         self._inventory: dict[str, int] = {}
         self._listed: str | None = None
         #: The GPUs whose index is known since the last boot or repair, and when that was.
@@ -90,6 +93,17 @@ class GpuMap:
         self._renewed_at: datetime | None = None
         self._seen: dict[str, str] = {}
         self._boot: str | None = None
+
+    def hear_itself(self, gpus: Iterable[Mapping[str, object]]) -> None:
+        """The node itself names these GPUs."""
+        self._named |= {
+            str(gpu["pci"]) for gpu in gpus if gpu.get("pci") and (gpu.get("uuid") or gpu.get("serial"))
+        }
+
+    def is_named(self, pci: str) -> bool:
+        """Whether the node itself has named the GPU there: then no one else reports a replacement, which
+        would end its faults."""
+        return pci in self._named
 
     def inventory(self, gpus: Sequence[Mapping[str, object]], boot_id: str | None = None) -> None:
         """The node's own list: `[{"index": 0, "pci": "0000:18:00", "uuid": "GPU-…"}, …]`.

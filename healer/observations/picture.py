@@ -435,8 +435,12 @@ class Picture:
             node.heard_checks(seen)
         if seen.kind is not ObservationKind.gpu_identity:
             return name
-        if not node.is_history(seen) and seen.component.pci:
-            node.gpus.identity(seen.component.pci, str(seen.data.get("uuid", "")), seen.boot_id)
+        pci, uuid = seen.component.pci, str(seen.data.get("uuid", ""))
+        if pci and not node.is_history(seen):
+            if not seen.relayed_by:
+                node.gpus.hear_itself([{"pci": pci, "uuid": uuid}])
+            if not (seen.relayed_by and node.gpus.is_named(pci)):
+                node.gpus.identity(pci, uuid, seen.boot_id)
         return None
 
     def note_reported(self, findings: Iterable[Finding], now: datetime) -> None:
@@ -477,7 +481,12 @@ class Picture:
             node.heard_boot(seen.boot_id, at, seen.arrived_at, seen.relayed_by)
         node.note_clock(seen)
         inventory = seen.data.get("gpus")
-        if isinstance(inventory, list) and not node.is_of_old_boot(seen):
+        if not isinstance(inventory, list) or node.is_of_old_boot(seen):
+            return
+        if not seen.relayed_by:
+            node.gpus.lists_itself = True
+            node.gpus.hear_itself(inventory)
+        if not (seen.relayed_by and node.gpus.lists_itself):
             node.gpus.inventory(inventory, seen.boot_id)
 
     def _inventory(self, node: NodePicture, seen: Observation) -> None:

@@ -6,13 +6,25 @@ Rungs, lemons and ends are listed case by case in `rules/cases/history-*.yaml`; 
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from healer.incidents.part_history import rung_of
-from healer.model import REMEDY_LADDER, Cause, CommandKind, Incident, Mode, Remedy, RunState, Sense
-from tests.support.loop import Site, beat, name, rules_in
+from healer.model import (
+    REMEDY_LADDER,
+    Cause,
+    CommandKind,
+    Incident,
+    Mode,
+    Observation,
+    ObservationKind,
+    Remedy,
+    RunState,
+    Sense,
+)
+from tests.support.loop import LOST, Site, beat, name, rules_in
 
 PCI = "NVRM: Xid (PCI:0000:9b:00): "
 HUNG = PCI + "119, pid=7, Timeout after 6s of waiting for RPC response from GPU3 GSP!"
@@ -224,3 +236,43 @@ def test_a_veto_makes_no_lemon() -> None:
         site.gpu.ends(UNCONTAINED, found, "repaired")
         assert is_lemon(found) is lemon
         assert rung_of(found.remedy) is (Remedy.replace if lemon else Remedy.drain_then_reset)
+
+
+def listed(site: Site, gpu: str, pci: str = "0000:9b:00", *, relay: str = "", index: int = 3) -> Observation:
+    gpus = [{"index": index, "pci": pci, "uuid": gpu}]
+    seen = beat(name(1), site.now, boot_id="b1", gpus=gpus)
+    return msgspec.structs.replace(seen, relayed_by=relay, digest=f"{relay} {seen.digest}")
+
+
+@pytest.mark.parametrize("relay", ["", "rack 3 (r1)"], ids=["the node itself", "a relay"])
+def test_a_replaced_gpu_ends_its_fault_by_the_node_s_own_word_alone(relay: str) -> None:
+    """Else a relay could end an incident whose drain a guard holds."""
+    site = Site(mode=Mode.shadow)
+    site.walk(listed(site, "GPU-a"))
+    site.clock.advance(5)
+    site.run_for(5, *site.say(1, LOST, boot_id="b1"))
+    site.run_for(5, listed(site, "GPU-b", relay=relay))
+    assert len(site.open_incidents) == (1 if relay else 0)
+
+
+def test_a_relay_s_list_moves_no_gpu_that_the_node_itself_lists() -> None:
+    """Else the job of another GPU would be hit."""
+    site = Site()
+    site.walk(listed(site, "GPU-a"))
+    site.clock.advance(5)
+    site.walk(listed(site, "GPU-a", relay="rack 3 (r1)", index=5))
+    assert site.picture.node(name(1)).gpus.index("0000:9b:00", expected=8) == 3
+
+
+@pytest.mark.parametrize("kind", [ObservationKind.gpu_inventory, ObservationKind.gpu_identity])
+def test_neither_labels_nor_a_relay_s_lines_replace_a_gpu_that_the_node_itself_names(
+    kind: ObservationKind,
+) -> None:
+    site = Site(mode=Mode.shadow)
+    site.walk(listed(site, "GPU-a"))
+    site.run_for(5, *site.say(1, LOST, boot_id="b1"))
+    other = listed(site, "GPU-b", relay="rack 3 (r1)" if kind is ObservationKind.gpu_identity else "")
+    where = msgspec.structs.replace(other.component, pci="0000:9b:00")
+    data = other.data | {"uuid": "GPU-b"}
+    site.run_for(5, msgspec.structs.replace(other, kind=kind, component=where, data=data))
+    assert len(site.open_incidents) == 1

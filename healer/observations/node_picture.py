@@ -83,6 +83,8 @@ class NodePicture:
     booted: set[str] = field(default_factory=set, repr=False)
     #: Checks by the node's own hooks: when last made, by its clock, and, if passed, when that arrived.
     checks: dict[str, tuple[datetime, datetime | None]] = field(default_factory=dict)
+    #: Checks that the node itself has reported: a relay's reports of these count no more.
+    own_checks: set[str] = field(default_factory=set)
     #: The address in the first line of a GPU's loss, and when it came, because the line that reports the loss
     #: may lack it.
     loss_at: tuple[str, datetime] | None = None
@@ -283,12 +285,21 @@ class NodePicture:
         return seen
 
     def heard_checks(self, seen: Observation) -> None:
-        """Records checks. A report may come late, from a spool: it does not replace a later check."""
+        """Records checks. A report may come late, from a spool: it does not replace a later check. The node's
+        own replaces a relay's, which could end or hide what the node reports."""
         for name in (*seen.data.get("passed", ()), *seen.data.get("failed", ())):
-            last = self.checks.get(name)
-            if last[0] <= seen.event_at if last is not None else len(self.checks) < CHECKS_KEPT:
-                passed = name in seen.data.get("passed", ())
-                self.checks[name] = seen.event_at, seen.arrived_at if passed else None
+            is_known_itself = name in self.own_checks
+            if seen.relayed_by and is_known_itself:
+                continue
+            last = self.checks.get(name) if seen.relayed_by or is_known_itself else None
+            if last is not None and last[0] > seen.event_at:
+                continue
+            if name not in self.checks and len(self.checks) >= CHECKS_KEPT:
+                continue
+            passed = name in seen.data.get("passed", ())
+            self.checks[name] = seen.event_at, seen.arrived_at if passed else None
+            if not seen.relayed_by:
+                self.own_checks.add(name)
 
     def heard_line(self, seen: Observation) -> None:
         """Records the boot of a line: not every site sends heartbeats, and shippers send old journals."""

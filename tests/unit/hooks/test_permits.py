@@ -218,6 +218,26 @@ def test_passing_check_ends_what_has_no_run() -> None:
     assert site.open_incidents == []
 
 
+def relayed(seen: list[Observation]) -> list[Observation]:
+    return [msgspec.structs.replace(one, digest=f"r {one.digest}", relayed_by="r (r1)") for one in seen]
+
+
+def test_a_relay_s_pass_ends_no_failure_that_the_node_itself_reports() -> None:
+    site = Site()
+    site.pause()
+    site.run_for(10, *hook(site, "fs-full", "/tmp is full"))
+    site.run_for(5, *relayed(hook(site, "fs-full", "", at_s=10)))
+    assert site.incident.held_by == "pause"
+
+
+def test_a_relay_s_pass_hides_no_failure_that_the_node_itself_reports_later() -> None:
+    site = Site()
+    site.clock.advance(100)
+    site.walk(*relayed(hook(site, "fs-full", "", at_s=100)))
+    site.run_for(10, *hook(site, "fs-full", "/tmp is full", at_s=99))
+    assert [one.fault for one in site.incidents] == ["hook:fs-full"]
+
+
 def test_an_old_failure_from_a_spool_opens_nothing_after_a_newer_pass() -> None:
     site = Site()
     site.clock.advance(100)

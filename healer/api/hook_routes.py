@@ -82,7 +82,7 @@ class HookRoutes:
         permit, standing = None, _HEALTHY
         if last is not None:
             lines = new[-1 - len(last.lines) : -1]
-            permit, standing = await self._answer(last, is_new=new[-1], news=any(lines))
+            permit, standing = await self._answer(caller, last, is_new=new[-1], news=any(lines))
         accepted, rejected = sum(new), rejected_views(seen.rejected)
         answer = HookAnswer(
             verdict=standing.verdict,
@@ -118,7 +118,7 @@ class HookRoutes:
         new = await store(self._commit, f"hooks/{hook}", events, caller)
         await asyncio.gather(*samples)
         for report in reports:
-            if report.refused and report.hook in DRAINING_HOOKS:
+            if report.refused and report.hook in DRAINING_HOOKS and not caller.relay_of(report.node):
                 note = self._services.hooks.note_own
                 await self._preamble.reach.ask(note, _ask(report), report.refused, report.at)
         return new
@@ -146,12 +146,15 @@ class HookRoutes:
     # --- answering ---
 
     async def _answer(
-        self, seen: HookSeen, *, is_new: bool, news: bool
+        self, caller: Caller, seen: HookSeen, *, is_new: bool, news: bool
     ) -> tuple[Permit | None, HookStanding]:
+        """A relay gets no permit: it makes Slurm's drain healer's own, and a relay may run no hook at all."""
         hooks, ask = self._services.hooks, _ask(seen)
         place = seen.cluster, seen.node
         standing = (await self._standings.current()).get(place, _HEALTHY)
         if seen.hook not in DRAINING_HOOKS or seen.cluster not in self._preamble.served:
+            return None, standing
+        if caller.relay_of(seen.node):
             return None, standing
         if not is_new:
             # The hook ran twice: it gets the same answer as before.

@@ -1,5 +1,7 @@
 """Tickets and messages. They are queued with a stable id; no step waits for their delivery."""
 
+from msgspec.structs import replace
+
 from healer.actions.base import Action, Again, Context, Done, Result, Skipped, slurm_silent
 from healer.decisions.comments import Remark, one_line, remark_in, wish_of, with_remark
 from healer.model import (
@@ -151,6 +153,14 @@ def open_ticket(ctx: Context) -> Result:
     return Done(say("actions.ticket_filed", title=title), {"id": name})
 
 
+def _about(ctx: Context) -> About:
+    """A run at this step waits for no approval, even if the detector has not read yet that it was given."""
+    if ctx.incident is None:
+        return About(node=ctx.run.node or "")
+    about = about_incident(ctx.incident)
+    return replace(about, run="") if about.run == ctx.run.id else about
+
+
 def notify(ctx: Context) -> Result:
     """Messages people through the site's channels; for a job also its owner in Slurm."""
     if ctx.item is not None:
@@ -166,7 +176,7 @@ def notify(ctx: Context) -> Result:
             text=text,
             severity=severity,
             incident=ctx.run.incident,
-            about=about_incident(ctx.incident) if ctx.incident else About(node=ctx.run.node or ""),
+            about=_about(ctx),
         )
     )
     return Done(say("actions.notify_queued", title=title), {"id": name})

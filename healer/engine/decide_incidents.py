@@ -185,9 +185,11 @@ def _apply_decision(
 
 
 def _set_urgency_by_run(walk: Walk, incident: Incident, run: Run) -> None:
-    """A stuck run makes its incident as urgent as a run that a guard holds; a run that continues does not."""
+    """A stuck run makes its incident as urgent as a run that a guard holds; a run that continues does not.
+    The guard that held the run before it began holds it no longer."""
+    begun = msgspec.structs.replace(incident, held_by=None)
     if run.question is None:
-        _set_urgency(walk, incident, incident, None)
+        _set_urgency(walk, incident, begun, None)
         return
     how = "stuck" if run.state is RunState.stuck else "held"
     # The run is stuck, or the worker holds it for a pause, the breaker or a stale snapshot.
@@ -200,7 +202,7 @@ def _set_urgency_by_run(walk: Walk, incident: Incident, run: Run) -> None:
         why=say(f"engine.how_{how}", text=run.question),
         run=run.id,
     )
-    _set_urgency(walk, incident, incident, stuck)
+    _set_urgency(walk, incident, begun, stuck)
 
 
 def _set_urgency(walk: Walk, before: Incident, incident: Incident, decision: Decision | None) -> None:

@@ -26,6 +26,7 @@ from healer.model import (
     Component,
     Evidence,
     FaultClass,
+    Guard,
     Incident,
     LogEntry,
     Message,
@@ -432,6 +433,17 @@ def test_a_later_run_of_the_incident_sends_a_message_of_its_own(verb: Verb) -> N
     for desk in (first, later):
         desk.act(VERBS[verb])
     assert first.queued[0].id != later.queued[0].id
+
+
+def test_a_message_of_an_approved_run_asks_for_no_approval() -> None:
+    """The detector has not read yet that the run was approved."""
+    before = msgspec.structs.replace(INCIDENT, run=RUN.id, held_by=Guard.approval)
+    desk = Desk(incident=before)
+    desk.act(VERBS[Verb.notify])
+    other = Desk(incident=msgspec.structs.replace(before, run="r2"))
+    other.act(VERBS[Verb.notify])
+    asked = [message.about.run for message in (*desk.queued, *other.queued) if isinstance(message, Message)]
+    assert asked == ["", "r2"]
 
 
 def test_people_read_of_each_job_hit_whether_it_was_restarted() -> None:

@@ -24,11 +24,13 @@ from healer.model import (
     Run,
     RunState,
     Severity,
+    Stage,
 )
 from healer.model.slurm import Reservation
 from healer.observations import Picture
 from healer.signals.wire import kernel_log_observations
 from healer.sim.memory_ledger import MemoryTx
+from healer.telling.news import about_incident
 from tests.support.loop import (
     APPLICATION,
     CLUSTER,
@@ -171,6 +173,17 @@ def test_an_approval_lets_it_go_once() -> None:
     site.run_for(20)
     assert site.node(1).drain
     assert [one.state for one in site.runs] == [RunState.waiting]
+
+
+def test_an_approved_run_is_held_by_no_guard() -> None:
+    """Its incident asked for approval until the run ended: in the queue, and by buttons of later messages."""
+    site = after_a_fault(Mode.approve)
+    (run,) = site.runs
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(run.id, RunState.running, why="bob approved", at=site.now, approved_by="bob")
+    site.run_for(20)
+    assert (site.incident.run, site.incident.held_by) == (run.id, None)
+    assert about_incident(site.incident, Stage.acknowledged).run == ""
 
 
 def test_time_never_approves() -> None:

@@ -88,16 +88,13 @@ _UNNAMED = "rules/notifications.yaml names this channel no longer"
 def plan(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> None:
     """Finds this cluster's news and queues it for the channels."""
     since = _note_channels(tx, settings, now)
-    if since:
-        _queue_opened(tx, cluster, settings, min(since.values()), now)
-        _queue_changed(tx)
-    unrouted = tx.unrouted()
-    for row in unrouted:
-        if row.message is not None and since:
-            _route(tx, row, row.message, settings, since, now)
-    tx.mark_routed([row.id for row in unrouted])
-    if since:
-        _gather_digests(tx, cluster, settings, now)
+    _route_queued(tx, settings, since, now)  # first: a page or a run's message may be an incident's opening
+    if not since:
+        return
+    _queue_opened(tx, cluster, settings, min(since.values()), now)
+    _queue_changed(tx)
+    _route_queued(tx, settings, since, now)
+    _gather_digests(tx, cluster, settings, now)
 
 
 def _note_channels(tx: NewsTx, settings: Notifications, now: datetime) -> dict[str, datetime]:
@@ -135,6 +132,14 @@ def _queue_changed(tx: NewsTx) -> None:
 
 
 # --- planning: messages -> deliveries
+
+
+def _route_queued(tx: PlanTx, settings: Notifications, since: Mapping[str, datetime], now: datetime) -> None:
+    unrouted = tx.unrouted()
+    for row in unrouted:
+        if row.message is not None and since:
+            _route(tx, row, row.message, settings, since, now)
+    tx.mark_routed([row.id for row in unrouted])
 
 
 def _route(

@@ -43,7 +43,7 @@ from healer.model import (
 from healer.ports.outbound import DeliveryFailed, MessageChannel, Notice
 from healer.settings import Settings
 from healer.settings import load as load_settings
-from healer.telling.news import approval_page, p0_page
+from healer.telling.news import about_incident, approval_page, p0_page
 from healer.text import to_stored
 from tests.support import api
 from tests.support import chats as stand_in
@@ -262,6 +262,22 @@ def test_page_for_an_approval_is_no_news_of_its_incidents_severity(site: Site) -
     site.put(msgspec.structs.replace(one, severity=Severity.P1))
     site.round()
     assert len(site.chats.alerts) == 1
+
+
+def test_the_message_of_a_run_that_starts_at_once_is_the_only_opening(site: Site) -> None:
+    """The opening itself came 5 minutes later as a repeat, with less in it, in place of the run's message."""
+    one = site.incident()
+    about = about_incident(one)
+    of_run = Message(
+        id=f"{one.id}:notify", cluster="pod1", title="t", text="drained", incident=one.id, about=about,
+        severity=Severity.P1,
+    )  # fmt: skip
+    site.put(of_run)
+    site.round()
+    site.round(6 * MINUTE)
+    assert site.states(channel="ops") == site.states(channel="feed") == ["sent"]
+    (root,) = site.slack()
+    assert "drained" in root["text"]
 
 
 def test_an_incident_that_has_not_settled_is_waited_for(site: Site) -> None:

@@ -98,6 +98,8 @@ class RulesInvalid(UserError):
 #: `healer up` forks its parts from a process that has read theirs.
 _read: dict[tuple[Any, ...], tuple[Ruleset, bool]] = {}
 MOST_READ = 8
+#: Folders in which each file `*.yaml` is read.
+_WHOLE = frozenset({"playbooks", "detection", "cases"})
 
 
 def load(
@@ -147,6 +149,7 @@ def _load(
     policies, opened = _opened(folder, rules, known_faults, measured, started["playbooks"])
     notifications = read_notifications(folder.optional("notifications.yaml"))
     access = read_access(folder.optional("access.yaml"), started["playbooks"])
+    _check_unread(folder)
     if prove and placed and not problems:
         _prove(folder, placed, measured["catalogue"], measured["gpu_models"])
     if problems:
@@ -161,6 +164,19 @@ def _load(
         settle_s=settle_s,
         **parts,
     )
+
+
+def _check_unread(folder: "_Folder") -> None:
+    """A YAML file that nothing reads is a mistake in its name: what it says would have no effect."""
+    for path in sorted(folder.path.rglob("*.y*ml")):
+        part = path.relative_to(folder.path)
+        is_hidden = any(word.startswith(".") for word in part.parts)
+        if path.suffix not in {".yaml", ".yml"} or is_hidden:
+            continue
+        anyhow = part.with_suffix(".yaml").as_posix() if str(part.parent) in _WHOLE else ""
+        if (name := part.as_posix()) not in {*folder.names, anyhow}:
+            hint = did_you_mean(name, filter(None, {*folder.names, anyhow}))
+            folder.problems.append(Problem(name, 1, say("rulebook.file_unread"), hint))
 
 
 def _codes(folder: "_Folder") -> dict[str, Any]:
@@ -261,10 +277,13 @@ class _Folder:
         self.path = path
         self.problems = problems
         self.read: dict[str, bytes] = {}
+        #: The files that were looked for, whether they are there or not.
+        self.names: set[str] = set()
 
     def source(self, name: str, *, required: bool = True) -> Source:
         """An empty one if the file is missing, which is a problem if it is `required`."""
         path = self.path / name
+        self.names.add(name)
         try:
             source = Source(path, name, self.problems)
         except FileNotFoundError:

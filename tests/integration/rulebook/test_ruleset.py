@@ -204,6 +204,29 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     assert f"{name}:1: the file is missing" in [str(one) for one in caught.value.problems]
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("guards.yml", " (did you mean guards.yaml?)"),
+        ("notification.yaml", " (did you mean notifications.yaml?)"),
+        ("playbooks/mine.yml", " (did you mean playbooks/mine.yaml?)"),
+        ("cases/more/own.yaml", ""),
+    ],
+)
+def test_a_file_that_nothing_reads_is_named(folder: Path, name: str, hint: str) -> None:
+    """What it says had no effect, such as protected nodes in guards.yml, and the rules counted as valid."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("protected: [gpu0001]\n")
+    assert problem(folder) == f"{name}:1: healer reads no file of this name{hint}"
+
+
+def test_hidden_files_and_those_of_other_programs_are_nobodys_business(folder: Path) -> None:
+    for name in (".gitlab-ci.yml", ".github/workflows.yaml", "README.md", "guards.yaml.rpmnew"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x")
+    load(folder)
+
+
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(RulesInvalid, match="there is no folder"):
         load(tmp_path / "nothing")

@@ -27,6 +27,8 @@ from healer.model import (
 )
 from healer.model.vocabulary import did_you_mean
 from healer.playbooks.advance import (
+    AGREED,
+    HIT,
     JOB_LISTS,
     RESERVED,
     InputInvalid,
@@ -418,6 +420,10 @@ def _check_order(source: Source, playbook: Playbook, origin: Sequence[int]) -> N
         if removed and word in _BEFORE_REMOVING:
             text = say("rulebook.may_end_run_stand", word=word)
             at.problem(text)
+        listed = any(earlier.check == HIT for earlier in seen.values())
+        if step.for_each in JOB_LISTS and step.for_each != AGREED and not listed:
+            text = say("rulebook.for_each_without_list", name=step.for_each)
+            at.at("for_each").problem(text, say("rulebook.for_each_without_list_hint"))
         seen[step.id] = step
 
 

@@ -71,6 +71,8 @@ def test_a_playbook_with_all_of_it_is_taken(folder: Path) -> None:
         ("input.ask and test.failed", "severity == P7", 14, "severity is never P7"),
         ("input.ask and test.failed", "drain.failed", 14, "the step drain never fails: it asks a person"),
         ("input.ask and test.failed", "back.passed", 14, "there is no step back"),
+        ("wait: empty", "do: requeue, for_each: jobs_hit", 10, "no earlier step lists the jobs for jobs_hit"),
+        ("wait: empty", "do: notify, for_each: jobs_all", 10, "no earlier step lists the jobs for jobs_all"),
         ("use: resume", "use: resum", 15, "there is no playbook resum (did you mean resume?)"),
         ("use: resume", "use: burn-in", 15, "burn-in -> burn-in is circular"),
         ("use: resume", "use: requeue", 15, "use: requeue is for a job, but this playbook is for a node"),

@@ -121,7 +121,7 @@ def resolved_news(incident: Incident, work: Sequence[tuple[Run, Sequence[LogEntr
 
 def proof_lines(work: Sequence[tuple[Run, Sequence[LogEntry]]]) -> list[Said]:
     """A line for each step that was done, with what was read back after it; for a repeated step its last
-    entry. Shadow runs did nothing."""
+    entry. Of many steps the last ones: the tests and the return. Shadow runs did nothing."""
     lines: list[Said] = []
     for run, log in work:
         done = {entry.step: entry.text for entry in log if entry.event is StepEvent.done}
@@ -129,7 +129,7 @@ def proof_lines(work: Sequence[tuple[Run, Sequence[LogEntry]]]) -> list[Said]:
             lines += [_done_line(step, text) for step, text in done.items()]
     if len(lines) > PROOF_MAX:
         more = len(lines) - PROOF_MAX + 1
-        lines = [*lines[: PROOF_MAX - 1], say("telling.done_more", n=more)]
+        lines = [*lines[more:], say("telling.done_more", n=more)]
     return lines or [say("telling.done_nothing")]
 
 

@@ -167,6 +167,14 @@ def test_a_long_proof_is_cut_and_says_so() -> None:
     assert max(map(len, lines)) <= 200
 
 
+def test_a_long_proof_ends_with_the_tests_and_the_return() -> None:
+    """They are the last steps: people read which ticket was opened, and not that the node passed."""
+    log = [entry(f"step{number}", StepEvent.done, "x") for number in range(12)]
+    log += [entry("proof", StepEvent.done, "soft: COMPLETED"), entry("resume", StepEvent.done, "in service")]
+    lines = news.proof_lines([(run(), log)])
+    assert lines[-3:-1] == ["Done: proof: soft: COMPLETED", "Done: resume: in service"]
+
+
 # --- digest ---------------------------------------------------------------------------------------
 
 

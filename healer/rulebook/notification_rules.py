@@ -4,10 +4,11 @@ docs/notifications.md."""
 import re
 from collections.abc import Sequence
 from email.message import EmailMessage
+from fnmatch import fnmatchcase
 
 from healer.model import Channel, ChannelKind, Manner, Notifications, Route
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.rule_checks import check_globs, check_name
+from healer.rulebook.rule_checks import check_globs, check_known_fault, check_name, is_glob
 from healer.rulebook.source import Source, Where
 from healer.settings import SECRET_OF, URL_OF
 from healer.text import joined, say
@@ -30,8 +31,11 @@ _FIELDS: dict[ChannelKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _NO_DIGEST = (ChannelKind.pagerduty, ChannelKind.alertmanager)
 
 
-def read_notifications(source: Source) -> Notifications:
-    """Without the file, or with an empty one, there are no channels. Problems go to the source's list."""
+def read_notifications(
+    source: Source, routable: tuple[Sequence[str], Sequence[str]] | None = None
+) -> Notifications:
+    """Without the file, or with an empty one, there are no channels. Problems go to the source's list.
+    `routable`: the names of rules, and faults and globs of faults, that routes may name; None: any."""
     found = source.whole(Notifications)
     names: set[str] = set()
     for index, channel in enumerate(found.channels):
@@ -39,6 +43,8 @@ def read_notifications(source: Source) -> Notifications:
         names.add(channel.name)
     for index, route in enumerate(found.routes):
         _check_route(source.at("routes", index), route, found)
+        if routable is not None:
+            _check_names(source.at("routes", index), route, *routable)
     _check_people(source, found)
     _check_alive(source, found)
     _check_reached(source, found)
@@ -121,6 +127,17 @@ def _check_route(at: Where, route: Route, found: Notifications) -> None:
             )
     for field in ("clusters", "rules", "faults"):
         check_globs(at, field, getattr(route, field))
+
+
+def _check_names(at: Where, route: Route, rules: Sequence[str], faults: Sequence[str]) -> None:
+    """A route of a rule or fault that does not exist notifies no one."""
+    for number, name in enumerate(route.rules):
+        if is_glob(name) and not any(fnmatchcase(rule, name) for rule in rules):
+            text = say("rulebook.there_no_rule", name=name)
+            at.at("rules", number).problem(text, did_you_mean(name, rules))
+    for number, fault in enumerate(route.faults):
+        if is_glob(fault) and not any(fnmatchcase(fault, glob) for glob in faults):
+            check_known_fault(at.at("faults", number), fault, faults)
 
 
 def _check_people(source: Source, found: Notifications) -> None:

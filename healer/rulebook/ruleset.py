@@ -147,7 +147,11 @@ def _load(
     about = _about_site(folder)
     measured, placed = _measured(folder, rules, started["playbooks"])
     policies, opened = _opened(folder, rules, known_faults, measured, started["playbooks"])
-    notifications = read_notifications(folder.optional("notifications.yaml"))
+    heads = [f"{head}*" for head in OPEN_FAULTS]
+    handled = [*known_faults, *heads, *(fault for rule in policies for fault in rule.faults)]
+    named = [*(rule.name for rule in policies), *started["playbooks"]]  # a person's run has its playbook's
+    routable = (named, handled) if not problems else None  # else each name would be a problem of its own
+    notifications = read_notifications(folder.optional("notifications.yaml"), routable)
     access = read_access(folder.optional("access.yaml"), started["playbooks"])
     _check_unread(folder)
     if prove and placed and not problems:

@@ -57,6 +57,18 @@ def problems(folder: Path, text: str) -> list[str]:
     return [str(one) for one in caught.value.problems]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        "rules: [gpu-lost, wave, 'memory-*', pdu-power, gpu-clock-low]",
+        "faults: [xid-79, 'xid-*', 'slurm-drain:*', 'foreign-drain:nhc', 'alert:*', 'shared:*']",
+        "faults: ['repeats:*', 'wave:gpu-lost', gpu-clock-low, 'node-test:dcgm', 'hook:probe', hang]",
+    ],
+)
+def test_a_route_names_rules_and_faults_of_every_kind(folder: Path, names: str) -> None:
+    assert taken(folder, WHOLE.replace("to: [ops, feed]", f"to: [ops, feed], {names}")).routes
+
+
 def test_shipped_rules_name_no_channel_and_the_file_is_optional(folder: Path) -> None:
     assert shipped().notifications == Notifications()
     (folder / "notifications.yaml").unlink()
@@ -88,6 +100,9 @@ def test_a_sites_own_file(folder: Path) -> None:
         ("to: [night, ops]", "to: [nigth, ops]", "7: there is no channel nigth (did you mean night?)"),
         ("to: [post]", "to: [night]", "9: night is of kind pagerduty, which has no digest"),
         ("to: [ops, feed]", "to: [ops, feed], rules: ['gpu-[']", "8: rules: 'gpu-[' is not a name or a glob"),
+        ("to: [ops, feed]", "to: [ops, feed], rules: [gpu-lots]", "8: rules: there is no rule gpu-lots (did"),
+        ("to: [ops, feed]", "to: [ops, feed], rules: ['gpux-*']", "8: rules: there is no rule gpux-*"),
+        ("to: [ops, feed]", "to: [ops, feed], faults: [xjd-79]", "8: faults: unknown fault xjd-79"),
         ("mail.example:587", "mail.example", "server: must be a host and a port, like mail.example:587"),
         ("healer@example.org", "healer", "sender: 'healer' is not an e-mail address"),
         ("to: [ops@example.org]", "to: ['ops@']", "to: 'ops@' is not an e-mail address"),

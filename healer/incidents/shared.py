@@ -292,7 +292,10 @@ def grown_wave(wave: Incident, places: Places, picture: Picture) -> Wave:
 
 
 def _since(wave: Incident) -> Said:
-    return say("incidents.since", time=f"{wave.opened:%H:%M}")
+    """Since its first node: the wave itself was opened when there were enough, maybe on the next day."""
+    first = min((wave.opened, *(evidence.at for evidence in wave.evidence)))
+    is_same_day = first.date() == wave.opened.date()
+    return say("incidents.since", time=f"{first:%H:%M}" if is_same_day else f"{first:%Y-%m-%d %H:%M}")
 
 
 def _new_versions(node: str | None, picture: Picture) -> dict[str, tuple[str, datetime]]:

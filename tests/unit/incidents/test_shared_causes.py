@@ -274,6 +274,14 @@ def test_later_members_join_the_same_wave_incident() -> None:
     assert {one["into"] for one in document["merged"]} == {wave["id"]}
 
 
+def test_a_wave_is_dated_by_its_first_node_not_by_the_one_that_made_it_a_wave() -> None:
+    faults = each(range(1, 10), GSP, apart=40)
+    document = played(placed(40), *faults, clock(600))
+    (wave,) = [one for one in document["incidents"] if one["rule"] == "wave"]
+    assert wave["opened"] > "2026-11-20T03:03", "the sixth node made it a wave"
+    assert "9 nodes with Xid 119 since 03:00 UTC" in wave["title"]
+
+
 def test_a_wave_under_one_switch_has_the_switch_for_its_root() -> None:
     document = played(placed(40, switch=["l1"] * 8 + ["l2"] * 32), *each(range(1, 9), UNCONTAINED), clock(60))
     (wave,) = [one for one in document["incidents"] if one["rule"] == "wave"]

@@ -233,7 +233,7 @@ def _places(source: Source, data: Any) -> dict[str, Place]:
         place = source.convert(("places", hosts), fields, Place)
         if place is None:
             continue
-        for node in _hosts(source.at("places"), [str(hosts)]):
+        for node in _hosts(source.at("places", hosts), [str(hosts)]):
             merged = _merged(places.get(node, Place()), place)
             if isinstance(merged, str):
                 source.at("places", hosts).problem(say("rulebook.two_places", node=node, merged=merged))

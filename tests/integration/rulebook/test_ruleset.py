@@ -301,3 +301,9 @@ def test_clusters_that_number_their_nodes_alike_have_places_of_their_own(folder:
 def test_a_node_in_two_racks_is_a_mistake(folder: Path) -> None:
     edit(folder, "topology.yaml", "places: {}", 'places: {"gpu[1-3]": {rack: r1}, gpu3: {rack: r2}}')
     assert "gpu3 has two places: rack r1 and rack r2" in problem(folder)
+
+
+def test_a_wrong_hostlist_of_the_topology_is_named_with_its_own_line(folder: Path) -> None:
+    """All of them were on the line of `places`."""
+    line = edit(folder, "topology.yaml", "places: {}", "places:\n  gpu1: {rack: r1}\n  gpu[2-3: {rack: r1}")
+    assert problem(folder) == f"topology.yaml:{line + 2}: 'gpu[2-3': unclosed bracket"

@@ -37,7 +37,7 @@ from healer.ports.sign_in import ProviderAway
 from healer.recordings.recording_folder import recordings
 from healer.rulebook import ruleset
 from healer.settings import ExecutorSettings, Settings, SettingsError, guard_overrides, own_url, rules_folder
-from healer.text import NO_WORDS, Said, from_stored, joined, quoted, said_by, say
+from healer.text import NO_WORDS, Said, from_stored, joined, name_some, quoted, said_by, say
 
 OLDEST_POSTGRES = 15
 #: Clocks further apart than this make the order of evidence doubtful.
@@ -413,7 +413,8 @@ def look_at_rules(settings: Settings) -> list[Look]:
     try:
         rules = ruleset.load(folder)
     except ruleset.RulesInvalid as error:
-        return [Look(name, False, said_by(error), say("doctor.rules_repair"))]
+        problems = [problem.sentence() for problem in error.problems]
+        return [Look(name, False, name_some(problems, _NAMED), say("doctor.rules_repair"))]
     counts = {"rules": len(rules.rules), "playbooks": len(rules.playbooks)}
     return [Look(name, True, say("doctor.rules_well", folder=str(folder), **counts))]
 

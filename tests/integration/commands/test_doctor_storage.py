@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from healer.adapters.postgres.audit_rows import append
 from healer.bootstrap.all_checks import mended
 from healer.bootstrap.clock_checks import look_at_clocks
 from healer.bootstrap.coverage_checks import look_at_coverage, look_at_unused_rules
-from healer.bootstrap.doctor_checks import Look
+from healer.bootstrap.doctor_checks import Look, look_at_rules
 from healer.bootstrap.file_checks import look_at_files
 from healer.bootstrap.storage_checks import look_at_storage
 from healer.embedded import running
@@ -39,6 +40,16 @@ def of(db: sa.Engine, folder: Path) -> Settings:
 
 def named(looks: list[Look]) -> dict[str, Look]:
     return {look.name: look for look in looks}
+
+
+def test_mistakes_in_rules_are_listed_in_one_line(tmp_path: Path) -> None:
+    """Between two of them stood the symbol of a control character."""
+    rules = Path(shutil.copytree("rules", tmp_path / "rules"))
+    (rules / "watches.yaml").write_text("slow: 1\nqueued: 2\n")
+    (look,) = look_at_rules(settings(tmp_path, HEALER_RULES_DIR=str(rules)))
+    first, second = "watches.yaml:1: unknown field slow", "watches.yaml:2: unknown field queued"
+    assert (look.state, "\n" in look.text) == ("fail", False)
+    assert look.text.startswith(first) and f", {second}" in look.text
 
 
 def test_modes_are_found_and_mended(tmp_path: Path) -> None:

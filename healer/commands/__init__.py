@@ -5,10 +5,12 @@ Celery, numpy or scikit-learn. What a command needs it imports when it runs.
 """
 
 import getpass
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from healer.model.vocabulary import UserError
@@ -36,6 +38,17 @@ def reading(named: object = "", *, writes: bool = False) -> Iterator[None]:
 
 def _unreadable(name: str, why: str) -> Said:
     return say("commands.unreadable", name=name, why=why)
+
+
+def check_output(path: Path) -> None:
+    """Raises Failed if `path` is a device, a pipe, a link (`/dev/stdout`) or a folder: a command that renames
+    its whole output to `path` would replace it."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return  # writing it says why it fails
+    if not stat.S_ISREG(mode):
+        raise Failed(say("commands.output_replaces", name=str(path)))
 
 
 def print_line(text: str = "", *, err: bool = False, lines: bool = False) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import print_line, reading, say_json
+from healer.commands import check_output, print_line, reading, say_json
 from healer.commands.remote import add_group
 from healer.settings import load
 from healer.text import joined, say, to_plain
@@ -71,6 +71,8 @@ def export(
     """Export the audit chain as JSON Lines, which `healer audit verify --file` checks on any machine."""
     from healer import bootstrap
 
+    if out is not None:
+        check_output(out)
     _write(bootstrap.audit_trail(load()).export(), out)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed, local, person, print_line, say_json
+from healer.commands import Failed, check_output, local, person, print_line, say_json
 from healer.settings import SettingsError, load, load_executor
 from healer.text import Said, joined, quoted, say
 
@@ -51,6 +51,7 @@ def backup(
 
     settings = load_executor()
     target = (dest / f"healer-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar" if dest.is_dir() else dest).absolute()
+    check_output(target)
     with _failing():
         passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
         with _progress("backup") as progress:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from healer.commands import print_line, reading, say_json
+from healer.commands import check_output, print_line, reading, say_json
 from healer.settings import load_executor
 from healer.text import say
 
@@ -36,6 +36,7 @@ def support_bundle(
 
     log_to_stderr()
     target = (output or Path(f"healer-support-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")).absolute()
+    check_output(target)
     with reading(target, writes=True):
         names = make_bundle(settings, target, Wanted(document, pseudonymise, incidents))
     if as_json:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,23 @@ def test_a_database_that_is_not_there_is_one_sentence(tmp_path: object) -> None:
     assert done.returncode == 1
     assert "the database does not answer" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["backup --without-keys {}", "audit export --out {}", "support-bundle --output {}"]
+)
+def test_a_pipe_or_link_in_place_of_the_output_file_stays(tmp_path: Path, words: str) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/stdout")
+    for named in (pipe, link):
+        done = healer(*words.format(named).split(), HEALER_DATA_DIR=str(tmp_path))
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"healer: {named} is not a regular file, and healer does not replace it: name another file\n"
+        )
+    assert pipe.is_fifo()
+    assert link.is_symlink()
 
 
 def test_an_unknown_command_is_wrong_use() -> None:

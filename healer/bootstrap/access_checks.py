@@ -2,6 +2,8 @@
 
 from datetime import datetime
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from healer import bootstrap
 from healer.adapters.postgres.token_book import accounts_ending, tokens_of_no_person
 from healer.adapters.slurm.token_proof import MADE_UP, RestTokens, TokensUnchecked
@@ -16,7 +18,8 @@ from healer.text import quoted, said_by, say
 
 
 def look_at_access(settings: Settings) -> list[Look]:
-    """Empty if the database does not answer, which another check reports."""
+    """Empty if the database does not answer, has older tables or keeps these from this login, which another
+    check reports."""
     now = SystemClock().now()
     try:
         with open_database(settings) as db:
@@ -26,7 +29,7 @@ def look_at_access(settings: Settings) -> list[Look]:
             unowned = tokens_of_no_person(db, now, provided=bootstrap.has_provider(settings))
             looks = [glass_look(state, now), *account_looks(accounts_ending(db, now), now)]
             return looks + ([person_look(unowned)] if unowned else [])
-    except (SettingsError, Unavailable):
+    except (SettingsError, SQLAlchemyError, Unavailable):
         return []
 
 

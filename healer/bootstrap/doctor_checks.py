@@ -100,6 +100,19 @@ def ask_database(settings: Settings, ask: Callable[[sa.Engine, sa.Connection], T
             return None
 
 
+#: What only the logins of the API and of the owner may read as a whole.
+_PRIVATE = ("tokens", "break_glass")
+
+
+def unreadable(conn: sa.Connection) -> list[str]:
+    """The tables of checks that this login may not read; a table that is not there is none of them."""
+    asked = sa.text(
+        "SELECT name FROM unnest(CAST(:names AS text[])) AS name"
+        " WHERE NOT has_table_privilege(to_regclass(name), 'SELECT')"
+    )
+    return list(conn.scalars(asked, {"names": list(_PRIVATE)}))
+
+
 def valid_rules(settings: Settings) -> Ruleset | None:
     """None where the rules are invalid, which another check reports."""
     try:
@@ -429,6 +442,7 @@ def look_at_database(settings: Settings) -> list[Look]:
             ahead_s -= time.time()
             revision = database.current(connection)
             is_newer = revision is not None and database.is_newer(connection, revision)
+            rights = _rights(connection)
         engine.dispose()
     except EmbeddedError as error:
         return [Look(say("doctor.database"), False, said_by(error))]
@@ -446,7 +460,17 @@ def look_at_database(settings: Settings) -> list[Look]:
             abs(ahead_s) < CLOCK_S, say("doctor.clock"), say("doctor.clock_off", seconds=ahead_s),
             say("doctor.clock_repair"),
         ),
+        *rights,
     ]  # fmt: skip
+
+
+def _rights(conn: sa.Connection) -> list[Look]:
+    """A note of what is not checked, as the login of a part may not read it."""
+    if not (tables := unreadable(conn)):
+        return []
+    login = conn.scalar(sa.text("SELECT current_user"))
+    text = say("doctor.rights_lack", login=login, tables=joined(tables, "comma"))
+    return [Look(say("doctor.rights"), True, text, say("doctor.rights_repair"))]
 
 
 def _unless(well: bool, name: Said, text: Said, repair: Said) -> Look:

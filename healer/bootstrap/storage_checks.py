@@ -12,7 +12,7 @@ from healer.adapters.postgres.node_rows import cluster_names
 from healer.adapters.postgres.own_health import seal_state
 from healer.adapters.postgres.tables import audit_records, tokens
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import Look, ask_database, name_few
+from healer.bootstrap.doctor_checks import Look, ask_database, name_few, unreadable
 from healer.embedded.postgres import connections_needed
 from healer.model.run import BACKED_UP, BACKUP
 from healer.observations.seal_state import SealState, seal_problems
@@ -66,7 +66,8 @@ def look_at_storage(settings: Settings) -> list[Look]:
         sealed = [(name, seal_state(db, name)) for name in cluster_names(conn)]
         return _Stored(
             size=_size(conn, settings, now), values=_values(conn), standbys=list(conn.scalars(_STANDBYS)),
-            backup=_newest_backup(conn), sealed=sealed, ending=_ending(conn, now),
+            backup=_newest_backup(conn), sealed=sealed,
+            ending=[] if unreadable(conn) else _ending(conn, now),
         )  # fmt: skip
 
     stored = ask_database(settings, ask)

@@ -11,11 +11,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from healer.model.vocabulary import UserError
 from healer.text import Said, in_language, joined, say
 from healer.text.language import current
+
+if TYPE_CHECKING:
+    from sqlalchemy.exc import DBAPIError
+
+
+#: SQLSTATEs of PostgreSQL: there is no such table or column; this login lacks a right.
+_NO_TABLE, _NO_RIGHT = ("42P01", "42703"), "42501"
 
 
 class Failed(UserError):
@@ -70,6 +77,19 @@ def print_line(text: str = "", *, err: bool = False, lines: bool = False) -> Non
 def local(text: str) -> str:
     """A sentence in the language of the terminal; any other text as it is."""
     return in_language(text, current.get()) if isinstance(text, Said) else text
+
+
+def database_problem(error: "DBAPIError") -> Said | None:
+    """Why the database did not do what a command asked; None for a fault of ours."""
+    from sqlalchemy.exc import OperationalError
+
+    why = " ".join(str(error.orig).split())
+    state = getattr(error.orig, "sqlstate", None)
+    if state in _NO_TABLE:
+        return say("commands.database_older", why=why)
+    if state == _NO_RIGHT:
+        return say("commands.database_login", why=why)
+    return say("commands.database_away", why=why) if isinstance(error, OperationalError) else None
 
 
 def not_one_of(given: str, choices: Iterable[str]) -> Said:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed, check_output, local, person, print_line, say_json
+from healer.commands import Failed, check_output, database_problem, local, person, print_line, say_json
 from healer.settings import SettingsError, load, load_executor
 from healer.text import Said, joined, quoted, say
 
@@ -175,8 +175,8 @@ def _failing() -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        why = " ".join(str(error.orig).split())
-        raise Failed(say("commands.database_away", why=why)) from None
+        away = say("commands.database_away", why=" ".join(str(error.orig).split()))
+        raise Failed(database_problem(error) or away) from None
     except PermissionError as error:
         raise SettingsError(say("commands.needs_root", path=str(error.filename))) from None
 

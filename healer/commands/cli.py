@@ -12,7 +12,10 @@ from healer import __version__
 from healer.commands.examples import add_help
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     import typer
+    from sqlalchemy.exc import DBAPIError
 
 #: Modules, in the order in which `healer --help` lists their commands.
 COMMANDS = (
@@ -150,16 +153,19 @@ def _run(arguments: Sequence[str] | None) -> None:
             why = error.strerror
             file = error.filename and say("commands.unwritable", name=str(error.filename), why=why)
             _end(local(file or say("commands.output_lost", why=why)), 1)
-        if not _is_database_away(error):
+        if not _is_of_database(error):
             raise
-        why = " ".join(str(error.__cause__ or error).split())
-        _end(shown(local(say("commands.database_away", why=why))), 1)
+        from healer.commands import database_problem
+
+        if (problem := database_problem(error)) is None:
+            raise
+        _end(shown(local(problem)), 1)
 
 
-def _is_database_away(error: Exception) -> bool:
+def _is_of_database(error: Exception) -> "TypeGuard[DBAPIError]":
     """Only modules that are already imported may have raised it."""
     module = sys.modules.get("sqlalchemy.exc")
-    return module is not None and isinstance(error, module.OperationalError)
+    return module is not None and isinstance(error, module.DBAPIError)
 
 
 def _forget_output() -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 pytestmark = pytest.mark.heavy
 
@@ -61,6 +62,19 @@ def test_a_database_that_is_not_there_is_one_sentence(tmp_path: object) -> None:
     assert done.returncode == 1
     assert "the database does not answer" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", ["token list", "account list", "audit verify", "restore --in-place"])
+def test_a_database_with_other_tables_or_for_another_login_is_one_sentence(
+    empty_database: sa.Engine, fresh_database: sa.Engine, tmp_path: Path, words: str
+) -> None:
+    part = fresh_database.url.set(username="healer_scraper")
+    for url, says in (empty_database.url, "the database does not have this"), (part, "this login of the"):
+        where = url.render_as_string(hide_password=False)
+        done = healer(*words.split(), HEALER_DATABASE_URL=where, HEALER_DATA_DIR=str(tmp_path))
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert done.stderr.startswith(f"healer: {says}")
+        assert "`healer db upgrade`" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import tables
 from healer.adapters.postgres.audit_rows import append
+from healer.bootstrap.access_checks import look_at_access
 from healer.bootstrap.all_checks import mended
 from healer.bootstrap.clock_checks import look_at_clocks
 from healer.bootstrap.coverage_checks import look_at_coverage, look_at_unused_rules
-from healer.bootstrap.doctor_checks import Look, look_at_rules
+from healer.bootstrap.doctor_checks import Look, look_at_database, look_at_rules
 from healer.bootstrap.file_checks import look_at_files
 from healer.bootstrap.storage_checks import look_at_storage
 from healer.embedded import running
@@ -173,3 +174,24 @@ def test_nodes_and_rules_are_looked_at(fresh_database: sa.Engine, tmp_path: Path
     assert (clock.ok, clock.text) == (False, "0 of 1 nodes of pod1 within 5 s of healer; not: gpu0001 -7 s")
     (rules,) = look_at_unused_rules(where)
     assert rules.ok and rules.text.startswith("0 of ") and "never: " in rules.text
+
+
+def test_login_of_a_part_is_told_what_it_cannot_check(fresh_database: sa.Engine, tmp_path: Path) -> None:
+    with fresh_database.begin() as conn:
+        row = {"cluster": "pod1", "taken_at": datetime.now(UTC), "version": 1, "body": b""}
+        conn.execute(sa.insert(tables.snapshots).values(**row))
+    url = fresh_database.url.set(username="healer_worker").render_as_string(hide_password=False)
+    where = settings(tmp_path, HEALER_DATABASE_URL=url)
+    rights = named(look_at_database(where))["rights of the login"]
+    assert rights.state == "note"
+    assert rights.text.startswith("healer_worker may not read tokens, break_glass: break-glass, tokens and ")
+    assert named(look_at_storage(where)).keys() >= {"disk", "PostgreSQL settings", "backup", "seal"}
+    assert look_at_access(where) == []
+    assert "rights of the login" not in named(look_at_database(of(fresh_database, tmp_path)))
+
+
+def test_database_that_was_not_upgraded_is_a_failed_check(empty_database: sa.Engine, tmp_path: Path) -> None:
+    where = of(empty_database, tmp_path)
+    found = named(look_at_database(where))["tables"]
+    assert (found.ok, found.repair) == (False, "Run `healer db upgrade`.")
+    assert look_at_storage(where) == look_at_access(where) == []

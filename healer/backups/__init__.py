@@ -1,7 +1,7 @@
 """Backup and restore of an installation: one file with the database, rules and keys."""
 
 from healer.backups.archive import KEYS, Archive, BackupUnusable, Manifest, reading
-from healer.backups.load_database import HalfRestored, NotEmpty
+from healer.backups.load_database import HalfRestored, NotEmpty, check_stopped
 from healer.backups.make import BackupFailed, Source, make_backup
 from healer.backups.put_back import (
     Checked,

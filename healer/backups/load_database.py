@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres import migrate
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.migrate import RESTORING
-from healer.adapters.postgres.roles import ROLES
+from healer.adapters.postgres.roles import PARTS, ROLES
 from healer.backups.archive import BackupUnusable
 from healer.backups.clients import access, clients_for, first_error
 from healer.model.vocabulary import UserError
@@ -48,23 +48,30 @@ class HalfRestored(UserError):
     """The dump could not be loaded; the database is as before."""
 
 
+#: A part's connection: by its login, and by its name where all parts have the owner's login.
+_BUSY = sa.text(
+    "SELECT DISTINCT CASE WHEN usename = ANY(:roles) THEN usename ELSE called END FROM ("
+    "SELECT usename::text, substring(application_name FROM '^healer [a-z]+') AS called FROM pg_stat_activity"
+    " WHERE datname = current_database()) AS connected WHERE usename = ANY(:roles) OR called = ANY(:names)"
+)
+
+
 def check_target(db: sa.Engine, *, replace: bool) -> None:
     """Raises NotEmpty where a restore would take something away, or disturb parts that run."""
     with db.connect() as conn:
+        check_stopped(conn)
         revision = migrate.current(conn)
-        busy = conn.scalars(
-            sa.text(
-                "SELECT DISTINCT usename FROM pg_stat_activity"
-                " WHERE datname = current_database() AND usename = ANY(:roles)"
-            ),
-            {"roles": list(ROLES)},
-        ).all()
         tables = conn.scalar(sa.text("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"))
-    if busy:
-        raise NotEmpty(say("backups.parts_are_connected_stop", busy=joined(sorted(busy), "comma")))
     is_ours = revision is not None and revision.startswith(RESTORING)
     if tables and not replace and not is_ours:
         raise NotEmpty(say("backups.database_empty_replace_drops"))
+
+
+def check_stopped(conn: sa.Connection) -> None:
+    """Raises NotEmpty while a part of healer is connected to this database."""
+    names = [f"healer {part}" for part in PARTS]
+    if busy := conn.scalars(_BUSY, {"roles": list(ROLES), "names": names}).all():
+        raise NotEmpty(say("backups.parts_are_connected_stop", busy=joined(sorted(busy), "comma")))
 
 
 def half_restored(conn: sa.Connection) -> str | None:

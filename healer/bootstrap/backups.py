@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from healer import bootstrap
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
-from healer.backups import Places, Restored, Source, hold_back_database, seal
+from healer.backups import Places, Restored, Source, check_stopped, hold_back_database, seal
 from healer.bootstrap.database import OWNER
 from healer.embedded.server_alone import server_alone
 from healer.settings import ExecutorSettings, Settings
@@ -61,10 +61,12 @@ def database(settings: Settings) -> Iterator[str]:
 
 
 def hold_back_in_place(url: str, places: Places, *, by: str) -> Restored:
-    """After a recovery by other means: what the database holds is as of its newest audit record."""
+    """After a recovery by other means: what the database holds is as of its newest audit record. Raises
+    NotEmpty while parts are connected."""
     db = make_engine(url, name="healer restore", pool_size=2, statement_timeout_s=0)
     try:
         with db.connect() as conn:
+            check_stopped(conn)
             newest = conn.scalar(sa.text("SELECT coalesce(max(at), clock_timestamp()) FROM audit_records"))
         assert newest is not None
         done = hold_back_database(db, newest, by=by, source="a recovery in place")

@@ -12,14 +12,17 @@ from alembic import command
 
 from healer.adapters.postgres import migrate, roles
 from healer.adapters.postgres.audit_rows import PostgresChain, append
+from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.local_processes import connection_name
 from healer.adapters.signing import CHECKPOINT_FILE, trusted_keys
 from healer.adapters.token_key import KEY_FILE
 from healer.audit import checkpoint_line, read_checkpoints, report_against, sign_checkpoint
 from healer.audit.export import report
 from healer.backups import BackupFailed, HalfRestored, NotEmpty, make_backup
+from healer.bootstrap.backups import hold_back_in_place
 from healer.model import audit_record
 from tests.support.audit import signer
-from tests.support.backups import PASSPHRASE, STATES, back_up, live_in, restore, seal, source
+from tests.support.backups import PASSPHRASE, STATES, back_up, live_in, places_in, restore, seal, source
 
 pytestmark = pytest.mark.heavy
 
@@ -176,6 +179,23 @@ def test_restore_is_refused_and_names_connected_parts(
             restore(file, empty_database, tmp_path / "new")
     part.dispose()
     assert rows(empty_database, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
+
+
+def test_parts_with_the_login_of_the_owner_are_found_too(
+    fresh_database: sa.Engine, lived: Path, tmp_path: Path
+) -> None:
+    file = back_up(fresh_database, lived, tmp_path / "b.tar")
+    url = fresh_database.url.render_as_string(hide_password=False)
+    part = make_engine(url, name=connection_name("healer worker"), pool_size=1)
+    with part.connect() as conn:
+        conn.execute(sa.text("SELECT 1"))
+        with pytest.raises(NotEmpty, match=r"connected \(healer worker\): stop them first"):
+            restore(file, fresh_database, lived, replace=True)
+        with pytest.raises(NotEmpty, match=r"connected \(healer worker\): stop them first"):
+            hold_back_in_place(url, places_in(lived), by="bob")
+    part.dispose()
+    assert rows(fresh_database, "SELECT count(*) FROM pauses") == [(0,)]
+    assert hold_back_in_place(url, places_in(lived), by="bob").asking == 3
 
 
 def test_a_backup_of_an_older_healer_is_upgraded(empty_database: sa.Engine, tmp_path: Path) -> None:

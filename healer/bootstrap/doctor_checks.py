@@ -436,8 +436,9 @@ def look_at_database(settings: Settings) -> list[Look]:
     try:
         engine = bootstrap.engine(settings)
         with engine.connect() as connection:
-            version, ahead_s = connection.exec_driver_sql(
-                "SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())::float8"
+            version, ahead_s, is_read_only = connection.exec_driver_sql(
+                "SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())::float8, "
+                "current_setting('transaction_read_only')::bool"
             ).one()
             ahead_s -= time.time()
             revision = database.current(connection)
@@ -453,8 +454,10 @@ def look_at_database(settings: Settings) -> list[Look]:
     needed = database.head()
     text = say("doctor.tables_at", revision=revision or say("doctor.none"), needed=needed)
     repair = say("doctor.postgres_repair", version=OLDEST_POSTGRES)
+    refuses = Look(say("doctor.database"), False, say("doctor.read_only"), say("doctor.read_only_repair"))
     return [
         _unless(is_supported, say("doctor.database"), say("doctor.postgres", version=version), repair),
+        *([refuses] if is_read_only else []),
         _unless(is_newer or revision == needed, say("doctor.tables"), text, say("doctor.tables_repair")),
         _unless(
             abs(ahead_s) < CLOCK_S, say("doctor.clock"), say("doctor.clock_off", seconds=ahead_s),

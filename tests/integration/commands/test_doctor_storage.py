@@ -195,3 +195,14 @@ def test_database_that_was_not_upgraded_is_a_failed_check(empty_database: sa.Eng
     found = named(look_at_database(where))["tables"]
     assert (found.ok, found.repair) == (False, "Run `healer db upgrade`.")
     assert look_at_storage(where) == look_at_access(where) == []
+
+
+def test_database_that_accepts_no_writes_is_a_failed_check(fresh_database: sa.Engine, tmp_path: Path) -> None:
+    where, setting = of(fresh_database, tmp_path), "default_transaction_read_only"
+    assert all(look.ok for look in look_at_database(where))
+    with fresh_database.begin() as conn:
+        conn.exec_driver_sql(f"ALTER DATABASE {fresh_database.url.database} SET {setting} = on")
+    (refuses,) = [look for look in look_at_database(where) if not look.ok]
+    with fresh_database.begin() as conn:
+        conn.exec_driver_sql(f"ALTER DATABASE {fresh_database.url.database} RESET {setting}")
+    assert (refuses.name, refuses.text.partition(":")[0]) == ("database", "accepts no writes")

@@ -29,7 +29,14 @@ from healer.adapters.postgres.node_rows import PostgresSnapshots, snapshot_chann
 from healer.adapters.postgres.roles import AUDITOR
 from healer.adapters.postgres.sample_reads import PostgresReadings, PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
-from healer.adapters.signing import CHECKPOINT_FILE, CheckpointFile, PositionFile, load_signer
+from healer.adapters.signing import (
+    CHECKPOINT_FILE,
+    CheckpointFile,
+    Ed25519Signer,
+    KeyUnreadable,
+    PositionFile,
+    load_signer,
+)
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.traced import Note, TracedScheduler
@@ -72,7 +79,7 @@ from healer.processes.worker import (
     patient,
 )
 from healer.settings import CHECKED, ON, ExecutorSettings, Settings, SettingsError
-from healer.text import say
+from healer.text import said_by, say
 
 log = structlog.get_logger()
 
@@ -253,11 +260,24 @@ def _toolbox(
     )
 
 
+def audit_signer(settings: Settings) -> Ed25519Signer:
+    """Raises SettingsError where the key cannot be used, or its public key not be written."""
+    try:
+        return load_signer(settings.data_dir, settings.published_audit)
+    except KeyUnreadable as error:
+        raise SettingsError(said_by(error)) from None
+    except OSError as error:
+        setting = "HEALER_AUDIT_DIR" if settings.audit_dir else "HEALER_DATA_DIR"
+        path = str(error.filename or settings.published_audit)
+        why = say("setup.audit_unwritable", setting=setting, path=path, why=error.strerror)
+        raise SettingsError(why) from None
+
+
 def _sealing(settings: Settings, db: sa.Engine, cluster: str) -> tuple[SharedSealer, list[Duty], list[Duty]]:
     """The sealer of the audit, whose key no other part reads, and the deliveries to its witnesses."""
     file = CheckpointFile(settings.published_audit / CHECKPOINT_FILE)
     sealing_db = engine(settings, name="healer sealer", pool_size=2, acts_as=AUDITOR)
-    signer = load_signer(settings.data_dir, settings.published_audit)
+    signer = audit_signer(settings)
     sealer = SharedSealer(Sealer(PostgresChain(sealing_db), signer, checkpoint_file=file))
     witnesses = [witness_at(address) for address in settings.audit_witnesses or ()]
     expect_witnesses(db, cluster, [witness.name for witness in witnesses])

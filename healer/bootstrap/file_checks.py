@@ -32,6 +32,9 @@ def _folder(settings: Settings) -> Iterator[Look]:
         # No fault before the first start, which makes it.
         text = say("doctor.missing", path=str(folder))
         yield Look(say("doctor.files"), True, text, quoted(f"mkdir -p {folder}"), make)
+    elif not settings.published_audit.is_dir():
+        text = say("doctor.no_audit_dir", path=str(settings.published_audit))
+        yield Look(say("doctor.files"), False, text, say("doctor.no_audit_dir_repair"))
     for path in dict.fromkeys((folder, settings.published_audit)):
         if path.is_dir() and (mode := stat.S_IMODE(path.stat().st_mode)) & _WRITABLE:
             yield _mode(path, mode, mode & ~_WRITABLE, "write")

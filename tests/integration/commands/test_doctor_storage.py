@@ -17,13 +17,14 @@ from healer.bootstrap.all_checks import mended
 from healer.bootstrap.clock_checks import look_at_clocks
 from healer.bootstrap.coverage_checks import look_at_coverage, look_at_unused_rules
 from healer.bootstrap.doctor_checks import Look, look_at_database, look_at_rules
+from healer.bootstrap.executor import audit_signer
 from healer.bootstrap.file_checks import look_at_files
 from healer.bootstrap.storage_checks import look_at_storage
 from healer.embedded import running
 from healer.embedded.running import Running
 from healer.model import audit_record
 from healer.model.run import BACKED_UP, BACKUP
-from healer.settings import Settings, load
+from healer.settings import Settings, SettingsError, load
 from healer.text import quoted
 from tests.support.forked import run
 from tests.support.processes import clean_environ
@@ -69,6 +70,18 @@ def test_modes_are_found_and_mended(tmp_path: Path) -> None:
     assert all(mended(look).ok for look in found)
     assert (folder / "token-key").stat().st_mode & 0o777 == 0o600
     assert [look.ok for look in look_at_files(settings(folder))] == [True]
+
+
+def test_folder_of_the_audit_that_is_none_is_found_and_named_by_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    where = settings(tmp_path, HEALER_AUDIT_DIR=str(tmp_path / "file" / "audit"))
+    (missing,) = look_at_files(where)
+    assert (missing.state, missing.text.partition(":")[0]) == ("fail", "HEALER_AUDIT_DIR")
+    with pytest.raises(SettingsError, match=r"HEALER_AUDIT_DIR: the worker cannot write .*Not a directory"):
+        audit_signer(where)
+    (tmp_path / "audit").mkdir(mode=0o755)
+    well = settings(tmp_path, HEALER_AUDIT_DIR=str(tmp_path / "audit"))
+    assert look_at_files(well)[0].ok and audit_signer(well).key
 
 
 def test_world_readable_secret_is_found_and_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

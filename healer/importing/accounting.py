@@ -25,6 +25,8 @@ _STATES = frozenset(
 )  # fmt: skip
 _TEXT_STEP = re.compile(r"\d[^.|]*\.")
 _GPU = re.compile(r"gres/gpu=(\d+)")
+#: GPUs of one model, where `AccountingStorageTRES` lists only models.
+_GPU_OF_MODEL = re.compile(r"gres/gpu:[^=,]+=(\d+)")
 #: More GPUs than any node has: such a figure says nothing of the nodes.
 _GPUS_MOST = 1024
 #: How much of a decoder's message is kept.
@@ -152,12 +154,11 @@ class Table:
         job = row.get("JobIDRaw") or row.get("JobID") or ""
         if not job.split("_")[0].split("+")[0].isdecimal():
             raise ValueError(say("importing.no_job_number", job=job[:40]))
-        tres = _GPU.search(row.get("AllocTRES", ""))
         asked = row.get("SubmitLine", "")
         return Life(
             id=job, state=state, start_us=start_us, nodes=nodes,
             end_us=None if runs else self._stamps.at(datetime.fromisoformat(end)),
-            gpus=(int(tres[1]) if tres else 0) if "AllocTRES" in row else None,
+            gpus=_gpus_of_text(row["AllocTRES"]) if "AllocTRES" in row else None,
             row={
                 "name": row.get("JobName"), "user": row.get("User"), "partition": row.get("Partition"),
                 "qos": row.get("QOS"), "account": row.get("Account"), "comment": row.get("Comment"),
@@ -176,6 +177,12 @@ def _is_time(text: str) -> bool:
         return bool(datetime.fromisoformat(text))
     except ValueError:
         return False
+
+
+def _gpus_of_text(tres: str) -> int:
+    """`gres/gpu:h100=8` is a part of `gres/gpu=8`, which is missing where Slurm counts only models."""
+    whole = _GPU.search(tres)
+    return int(whole[1]) if whole else sum(int(count) for count in _GPU_OF_MODEL.findall(tres))
 
 
 def asked_for(submit_line: str) -> dict[str, Any]:
@@ -263,7 +270,7 @@ def _life(record: _Record) -> Life | None:
     if not nodes or not start_s:
         return None
     tres = record.tres.allocated if record.tres is not None else None
-    gpus = None if tres is None else sum(_gpus(each) for each in tres)
+    gpus = None if tres is None else _gpus(tres)
     comment = record.comment.job if isinstance(record.comment, _Comment) else record.comment
     row: dict[str, Any] = {
         "name": record.name, "user": record.user, "partition": record.partition, "qos": record.qos,
@@ -286,9 +293,9 @@ def _number(value: int | _Set) -> int:
     return value if isinstance(value, int) else value.number if value.set else 0
 
 
-def _gpus(tres: _Tres) -> int:
-    """`gres/gpu`; `gres/gpu:h100` is a part of it."""
-    return (tres.count or 0) if tres.type == "gres" and tres.name == "gpu" else 0
+def _gpus(tres: Sequence[_Tres]) -> int:
+    """As `_gpus_of_text`."""
+    return _gpus_of_text(",".join(f"{each.type}/{each.name}={each.count or 0}" for each in tres))
 
 
 # --- jobcomp/filetxt

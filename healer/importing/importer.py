@@ -188,7 +188,9 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
     gpus, how = _gpus(found, [node for node in all_nodes if not rows.get(node, {}).get("gpus")])
     fixed = {node: {"gpus": gpus} | _lasting(rows.get(node, {})) for node in all_nodes}
     people = Pseudonyms({user for each in found for user in each.users}) if wanted.pseudonymise else None
-    jobs = JobRows({node: row["gpus"] for node, row in fixed.items()}, _book(found))
+    most, book = max((each.gpus_most for each in found), default=0), _book(found)
+    untold = [] if most or book is None else [say("importing.gpus_not_counted")]
+    jobs = JobRows({node: row["gpus"] for node, row in fixed.items()}, book, counts_gpus=most > 0)
     fold = Fold(cluster, names, NodeRows(fixed), jobs, people)
     with LinesFile(folder / "recording", packed=wanted.output.suffix == PACKED) as file:
         lines = merged((path for each in found for path in each.runs()), folder)
@@ -200,7 +202,7 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
             nodes=len(all_nodes),
             sources=[each.tally for each in found],
             offsets=offsets({each.tally.source: each.marks for each in found}),
-            assumed=assumed + how,
+            assumed=assumed + how + untold,
             left_out=dict(sorted(fold.left_out.items())),
             heard=heard,
         )

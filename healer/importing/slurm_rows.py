@@ -127,10 +127,11 @@ _CHANGES: Mapping[str, Callable[[NodeRows, str, NodeChange, int], None]] = {
 
 class JobRows:
     """`gpus`: by node. `book`: the span of the accounting in µs; within it a log's words on jobs are left
-    out, as both would say the same at slightly different times."""
+    out, as both would say the same at slightly different times. `counts_gpus`: the accounting names GPUs;
+    otherwise a job without one has an unknown number of them."""
 
-    def __init__(self, gpus: Mapping[str, int], book: tuple[int, int] | None) -> None:
-        self._gpus, self._book = gpus, book
+    def __init__(self, gpus: Mapping[str, int], book: tuple[int, int] | None, *, counts_gpus: bool) -> None:
+        self._gpus, self._book, self._counts_gpus = gpus, book, counts_gpus
         self._rows: dict[str, Row] = {}
         self._lives: dict[str, int] = {}
         #: Job -> how its node knows that it will have ended.
@@ -188,7 +189,7 @@ class JobRows:
         restarts = row.get("restarts", self._lives.get(change.id, 0))
         if len(self._lives) > _LIVES_MOST:
             self._lives.clear()
-        held = change.gpus
+        held = change.gpus if self._counts_gpus else None
         each = None if held is None or not nodes or held % len(nodes) else held // len(nodes)
         gpus = {
             node: list(range(each))

@@ -802,6 +802,44 @@ def test_an_accounting(tmp_path: Path, name: str) -> None:
     assert forbidden.get("requeue") is (None if name.endswith("json") else False)
 
 
+def of_tres(tmp_path: Path, tres: str, form: str) -> Path:
+    """One job on two nodes that failed, with these allocated TRES, as `sacct -P` or `sacct --json`."""
+    if form == "text":
+        return written(tmp_path / "sacct", (
+            "JobIDRaw|State|Start|End|NodeList|AllocTRES\n"
+            f"7|NODE_FAIL|2026-11-25T10:00:00|2026-11-25T12:00:00|gpu[0001-0002]|{tres}\n"
+        ))  # fmt: skip
+    names = [pair.partition("=")[::2] for pair in tres.split(",")]
+    allocated = [
+        {"type": kind.partition("/")[0], "name": kind.partition("/")[2] or None, "count": int(count)}
+        for kind, count in names
+    ]
+    job = {
+        "job_id": 7, "nodes": "gpu[0001-0002]", "state": {"current": ["NODE_FAIL"]},
+        "time": {"start": 1795600800, "end": 1795608000}, "tres": {"allocated": allocated},
+    }  # fmt: skip
+    return written(tmp_path / "sacct.json", json.dumps({"jobs": [job], "errors": []}))
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_accounting_that_counts_no_gpus_leaves_them_unknown(tmp_path: Path, form: str) -> None:
+    """Slurm counts GPUs only if AccountingStorageTRES lists them, which is not its default: a job of such an
+    accounting has not none of them."""
+    done, entries = imported(tmp_path, of_tres(tmp_path, "cpu=224,node=2", form))
+    assert [row["gpus"] for row in changes(entries, "jobs")] == [{}, {}]
+    assert done.assumed[-1].startswith("The accounting names no GPUs, so it is unknown")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_gpus_that_slurm_counts_by_model(tmp_path: Path, form: str) -> None:
+    """AccountingStorageTRES=gres/gpu:h100,gres/gpu:a100, without gres/gpu."""
+    tres = "cpu=224,gres/gpu:a100=4,gres/gpu:h100=12,node=2"
+    done, entries = imported(tmp_path, of_tres(tmp_path, tres, form))
+    held = {"gpu0001": list(range(8)), "gpu0002": list(range(8))}
+    assert [row["gpus"] for row in changes(entries, "jobs")] == [held, held]
+    assert "names no GPUs" not in str(done.assumed)
+
+
 def test_a_command_of_many_pipes_costs_no_hours(tmp_path: Path) -> None:
     """Anyone may submit one. The name is found without a copy of the row for each place where it may end."""
     row = "|cat||mara|COMPLETED|2026-11-25T10:00:00|2026-11-25T11:00:00|gpu0001|sbatch --wrap "

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -29,8 +30,14 @@ _ACTION: dict[str, Column] = {"AT": "at", "ACTION": "action", "ON": _target}
 _OF_RULE: dict[str, Column] = {**_ACTION, "RULE": "rule"}
 
 
-def print_document(document: dict[str, Any]) -> None:
-    """One replay."""
+def print_document(document: dict[str, Any], span: "Span | None") -> None:
+    """One replay over `span`; None: of no entry."""
+    if span is None or span.since > span.until:
+        print_line(say("commands.replay_empty"))
+    elif not any(document.values()):
+        from healer.console.words import utc
+
+        print_line(say("commands.replay_found_nothing", since=utc(span.since), until=utc(span.until)))
     _section(say("commands.replay_incidents"), document["incidents"], _INCIDENT | {"JOBS HIT": "jobs_hit"})
     into: dict[str, Column] = {"INTO": lambda incident: incident["into"][:8]}
     _section(say("commands.replay_merged"), document["merged"], _ID | into)
@@ -136,7 +143,7 @@ def replay(  # noqa: PLR0917 - options of a command
     if against is None or against == DONE:
         judged, span = _play(rules_dir, settings, what)
         if against is None:
-            _print_document(judged, as_json, print_document)
+            _print_document(judged, as_json, partial(print_document, span=span))
             return
         compared = _done(_not_empty(span))
     else:

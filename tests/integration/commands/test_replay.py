@@ -161,6 +161,20 @@ def test_failed_comparison_exits_with_a_status_of_its_own(
     assert "only once" in " ".join(twice.stderr.replace("│", " ").split())
 
 
+def test_a_replay_that_finds_nothing_says_so_and_of_what_time(recorded: Path, tmp_path: Path) -> None:
+    """Otherwise a quiet month looks like a folder without recordings."""
+    quiet = tmp_path / "quiet.jsonl"
+    quiet.write_text("".join(json.dumps(line) + "\n" for line in LINES[:1]))
+    words = (
+        "Nothing was found from 2026-11-20 03:00:00 UTC to 2026-11-20 03:00:00 UTC: no incident, no action.\n"
+    )
+    assert healer("replay", quiet).stdout == words
+    for where in ([tmp_path / "none"], [recorded, "--since", "1h"]):
+        (tmp_path / "none").mkdir(exist_ok=True)
+        done = healer("replay", *where)
+        assert done.stdout == "Nothing is recorded in this time: nothing was replayed.\n", done.stderr
+
+
 def test_a_comparison_of_nothing_is_no_agreement(recorded: Path, tmp_path: Path) -> None:
     side = ("--against", "shipped", "--fail-on", "any")
     for where in ([tmp_path], [recorded, "--since", "1h"]):  # an empty folder, and after the last entry

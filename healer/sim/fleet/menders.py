@@ -17,7 +17,18 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from healer.model import HARDWARE, Detections, Incident, Observation, Rule, Ruleset, Run, RunState, SlurmNode
+from healer.model import (
+    HARDWARE,
+    Detections,
+    Incident,
+    Observation,
+    ObservationKind,
+    Rule,
+    Ruleset,
+    Run,
+    RunState,
+    SlurmNode,
+)
 from healer.model.slurm import is_ours
 from healer.playbooks.advance import moves_jobs_at_once
 from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable
@@ -67,6 +78,37 @@ SILENCE_DUE_S = (31.0, 36.0, 41.0)
 TEARDOWN_NODES = 3
 
 
+def _is_node(_cluster: str, node: str) -> bool:
+    return node.startswith("gpu")
+
+
+def _beat_of(node: str, at: datetime) -> Sequence[Observation]:
+    body = {"cluster": CLUSTER, "node": node, "time": at.isoformat()}
+    return heartbeat_observations(body, _is_node, at, cluster=CLUSTER).observations
+
+
+class RecordedBeats:
+    """Heartbeats for the recorder, where all nodes send them, each at its own time. The simulation leaps over
+    quiet time without them; a replay would take that for silence."""
+
+    def __init__(self, site: Site, recorder: Recorder | None, senders: Callable[[], list[str]]) -> None:
+        self._recorder = recorder if site.scenario.telemetry.beats == "all" else None
+        self._senders = senders
+        self._to = site.now
+        #: Nodes that send until the next moment at which something happens.
+        self._nodes: list[str] = []
+
+    def until(self, now: datetime) -> None:
+        """Before anything else of this moment is recorded."""
+        if self._recorder is None:
+            return
+        while self._to + timedelta(seconds=BEAT_S) <= now:
+            self._to += timedelta(seconds=BEAT_S)
+            beats = [beat for node in self._nodes for beat in _beat_of(node, self._to)]
+            self._recorder.note(beats, None, self._to)
+        self._nodes = self._senders()
+
+
 class Healer:
     """`Mender`: healer. Its owner moves the site's clock and calls `turn`."""
 
@@ -93,6 +135,7 @@ class Healer:
         self._beating: set[str] = set(site.names) if site.scenario.telemetry.beats == "all" else set()
         #: No signal arrives. Nodes keep their kernel lines for later; beats and measurements are lost.
         self.deaf = False
+        self.recorded_beats = RecordedBeats(site, recorder, self._senders)
         self._spooled: list[tuple[str, Sequence[str], datetime]] = []
         self._pause_s = FIRST_S
         self._walked_at = self._next_beat = site.now
@@ -150,7 +193,7 @@ class Healer:
         self._batch += observations
 
     def _lines(self, node: str, lines: Sequence[str]) -> None:
-        if "unreachable" in self.site.nodes.faults(node) and not lines[0].startswith("Kernel panic"):
+        if not self._reaches(node) and not lines[0].startswith("Kernel panic"):
             return
         if self.deaf:
             self._spooled.append((node, lines, self.site.now))
@@ -161,9 +204,7 @@ class Healer:
         now = self.site.now
         entries = [{"line": line, "time": logged.isoformat()} for line in lines]
         body: dict[str, Any] = {"cluster": CLUSTER, "node": node, "entries": entries}
-        accepted = kernel_log_observations(
-            body, self._is_node, now, cluster=CLUSTER, book=self.rules.kernel_lines
-        )
+        accepted = kernel_log_observations(body, _is_node, now, cluster=CLUSTER, book=self.rules.kernel_lines)
         self.lines += len(lines)
         self.hear(accepted.observations)
         self.wake()
@@ -193,15 +234,21 @@ class Healer:
             self.picture.node(node).beats.clear()
 
     def _beat(self, node: str, at: datetime) -> None:
-        body = {"cluster": CLUSTER, "node": node, "time": at.isoformat()}
-        self.hear(heartbeat_observations(body, self._is_node, at, cluster=CLUSTER).observations)
+        self.hear(_beat_of(node, at))
         self.beats += 1
+
+    def _reaches(self, node: str) -> bool:
+        return "unreachable" not in self.site.nodes.faults(node)
+
+    def _senders(self) -> list[str]:
+        """Nodes whose heartbeats arrive now."""
+        return [] if self.deaf else [node for node in sorted(self._beating) if self._reaches(node)]
 
     def _send_spooled(self) -> None:
         """What nodes kept while nothing arrived; one that cannot be reached has lost it."""
         spooled, self._spooled = self._spooled, []
         for node, lines, logged in spooled:
-            if "unreachable" not in self.site.nodes.faults(node):
+            if self._reaches(node):
                 self._hear_lines(node, lines, logged)
 
     def _send_beats(self, now: datetime) -> None:
@@ -213,7 +260,7 @@ class Healer:
             return
         self._next_beat = now + timedelta(seconds=BEAT_S)
         for name in sorted(self._beating):
-            if "unreachable" not in self.site.nodes.faults(name):
+            if self._reaches(name):
                 for number in reversed(range(max(1, count))):
                     self._beat(name, now - timedelta(seconds=BEAT_S * number))
 
@@ -223,10 +270,6 @@ class Healer:
             for number in reversed(range(BEATS_AFTER_LEAP)):
                 self._beat(node, self.site.later(-BEAT_S * number))
 
-    @staticmethod
-    def _is_node(_cluster: str, node: str) -> bool:
-        return node.startswith("gpu")
-
     # --- time ---
 
     def due(self) -> datetime | None:
@@ -235,6 +278,7 @@ class Healer:
     def turn(self) -> None:
         """Walks and drives until nothing more is due at this moment."""
         now = self.site.now
+        self.recorded_beats.until(now)
         if now < self._due and not self._batch and not self.sensed:
             return
         if not self.deaf:
@@ -244,15 +288,21 @@ class Healer:
         looks, self.sensed = self.sensed or [None], []
         self.loop.look()
         if self._recorder is not None:
-            self._recorder.note(batch, self.ledger.snapshot, now)
-            if not batch:
-                self._recorder.note_moment(now)
+            self._record(self._recorder, batch, now)
         self.loop.checkpoints.hear(batch)
         for sensed in looks:
             self.walks += self.loop.walk(batch, sensed)
             batch = []
         self._walked_at = now
         self._plan(now)
+
+    def _record(self, recorder: Recorder, batch: Sequence[Observation], now: datetime) -> None:
+        """What this walk sees. Where all nodes send heartbeats, `recorded_beats` has them."""
+        if self.site.scenario.telemetry.beats == "all":
+            batch = [seen for seen in batch if seen.kind is not ObservationKind.heartbeat]
+        recorder.note(batch, self.ledger.snapshot, now, references=self.ledger.tables.references)
+        if not batch:
+            recorder.note_moment(now)
 
     def _plan(self, now: datetime) -> None:
         tables = self.ledger.tables

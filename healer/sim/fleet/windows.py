@@ -185,6 +185,7 @@ class Window:
         measured = self._translator.columnar(msgspec.json.encode(sent.metrics), in_window, at)
         steps = step_batches(msgspec.json.encode(sent.step_times), in_window, at, cluster=CLUSTER)
         if recorder is not None:
+            self._healer.recorded_beats.until(at)
             recorder.note_samples(measured.reports, steps.batches, at)
         self._senses.renew([self._healer.picture.node(name) for name in self.names], at)
         self._senses.take(measured.reports, steps.batches, snapshot, at)

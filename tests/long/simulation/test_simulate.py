@@ -344,6 +344,18 @@ def test_a_recording_replays_to_the_same_incident() -> None:
     assert card.drains == 1
 
 
+@pytest.mark.parametrize("name", ["rack-power", "leaf-switch", "telemetry-loss", "driver-rollout"])
+def test_a_recording_holds_every_heartbeat_and_reference(name: str) -> None:
+    """The simulator leaps over quiet time. A replay of its recording sees no silence there, and
+    knows the reference of a drift."""
+    scenario = load(name, days=0.1)
+    file = io.BytesIO()
+    (card,) = simulated(scenario, rules_of(scenario), SEED, ["healer"], file=file)  # type: ignore[arg-type]
+    document, _ = replayed(rules_of(scenario), entries_in(io.StringIO(file.getvalue().decode()), None))
+    own = {rule: count for rule, count in card.incidents.items() if not rule.endswith("(part of another)")}
+    assert Counter(one["rule"] for one in document["incidents"]) == own != {}
+
+
 def test_a_guard_that_does_not_exist_is_named(tmp_path: Path) -> None:
     scenario = msgspec.structs.replace(load("xid45-storm", days=0.1), guards={"max_noodles": 3})
     with pytest.raises(BadScenario, match="max_noodles"):

@@ -28,8 +28,8 @@ class Hold(msgspec.Struct, kw_only=True):
 
 
 class Death(msgspec.Struct, kw_only=True):
-    """A life of a job that ended badly. `again_at`: when the same job, or one of the same person and name,
-    started next."""
+    """A life of a job that ended badly. `again_at`: when the same job started next, or else one of the same
+    person and name."""
 
     job: str
     state: str

@@ -118,10 +118,15 @@ class PastFacts:
 
     def _start(self, job: str, row: dict[str, Any], at: datetime) -> None:
         self.sizes[len(row.get("nodes") or ())] += 1
-        for key in (("", job), (row.get("user") or "", row.get("name") or "")):
-            for death in self._waiting.pop(key, []) if key[1] else []:
-                if death.again_at is None and at - death.end <= AGAIN:
-                    death.again_at = at
+        for death in self._waiting.pop(
+            ("", job), []
+        ):  # one of its name, such as of its array, may be earlier
+            if at - death.end <= AGAIN:
+                death.again_at = at
+        key = row.get("user") or "", row.get("name") or ""
+        for death in self._waiting.pop(key, []) if key[1] else []:
+            if death.again_at is None and at - death.end <= AGAIN:
+                death.again_at = at
 
     def _die(self, row: dict[str, Any], at: datetime) -> None:
         state = "REQUEUED" if row["end_state"] == "PENDING" else row["end_state"]

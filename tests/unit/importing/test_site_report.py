@@ -104,6 +104,19 @@ def test_hours_lost_and_saved_follow_from_the_lives_of_jobs() -> None:
     assert [row["job"] for row in report.requeued] == ["1"]
 
 
+def test_another_task_of_the_array_is_not_the_dead_one_started_again() -> None:
+    """Tasks of an array have one name. The dead one is requeued, and waits for two hours."""
+    report = reported(
+        jobs(0, job("1", "RUNNING", "gpu0001", -7200)),
+        xid(HOUR, "gpu0001"),
+        jobs(HOUR + 20, job("1", "NODE_FAIL", "gpu0001", -7200, end_at=at(HOUR + 20))),
+        jobs(HOUR + 80, job("2", "RUNNING", "gpu0002", HOUR + 80)),
+        jobs(3 * HOUR + 20, job("1", "RUNNING", "gpu0003", 3 * HOUR + 20, restarts=1)),
+    )
+    assert report.deaths[0].again_at == START + timedelta(seconds=3 * HOUR + 20)
+    assert report.saved.waiting == round(8 * (2 * HOUR - 60) / HOUR, 1)
+
+
 def test_assumptions_move_the_hours() -> None:
     assumed = Assumptions(start_up_s=600, checkpoint_h=1.0, price=2.5)
     saved = reported(*LATE, assumed=assumed).saved

@@ -127,7 +127,18 @@ class Table:
             raise ValueError(say("importing.more_columns"))
         after = at + fitting[0] + 1
         name = "|".join(cells[at:after])
-        return dict(zip(self._names, [*cells[:at], name, *cells[after:]], strict=False))
+        return dict(zip(self._names, self._ended([*cells[:at], name, *cells[after:]]), strict=False))
+
+    def _ended(self, cells: list[str]) -> list[str]:
+        """With a comment and a command at the end, as the documentation has it, that may hold `|` too: the
+        command begins with a program of Slurm's. Where none is found, the command is unknown."""
+        at = len(self._names) - 2
+        if len(cells) == len(self._names) or self._names[at:] != ["Comment", "SubmitLine"]:
+            return cells
+        begins = next((place for place in range(at + 1, len(cells)) if _submits(cells[place])), None)
+        if begins is None:
+            return [*cells[:at], "|".join(cells[at:]), ""]
+        return [*cells[:at], "|".join(cells[at:begins]), "|".join(cells[begins:])]
 
     def _fits(self, cells: list[str], at: int, wide: int) -> bool:
         """Whether the row can be one where the name, which is at `at`, has so many `|`."""
@@ -189,9 +200,16 @@ def asked_for(submit_line: str) -> dict[str, Any]:
     """What the command of the submission says: whether it is a batch job, and may be requeued."""
     if not submit_line:
         return {}
-    program = submit_line.split(" ", 1)[0].rpartition("/")[2]
-    found: dict[str, Any] = {} if program == "sbatch" else {"batch": False}
+    found: dict[str, Any] = {} if _program(submit_line) == "sbatch" else {"batch": False}
     return found | ({"requeue": False} if _NO_REQUEUE.search(submit_line[:4096]) else {})
+
+
+def _program(submit_line: str) -> str:
+    return submit_line.split(" ", 1)[0].rpartition("/")[2]
+
+
+def _submits(text: str) -> bool:
+    return _program(text) in {"sbatch", "srun", "salloc"}
 
 
 # --- sacct --json

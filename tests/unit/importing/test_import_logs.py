@@ -852,6 +852,26 @@ def test_a_command_of_many_pipes_costs_no_hours(tmp_path: Path) -> None:
     assert {(row["id"], row["name"]) for row in changes(entries, "jobs")} == {("1", "cat|"), ("2", "cat|")}
 
 
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("a|b|/usr/bin/sbatch --wrap=cat|wc --no-requeue", ("a|b", None, False)),
+        ("a|b|srun -n 4 train", ("a|b", False, None)),
+        ("|sbatch --wrap=cat|wc", (None, None, None)),
+        ("a|b|submit.py train", ("a|b|submit.py train", None, None)),
+    ],
+)
+def test_a_comment_with_pipes_hides_no_command(tmp_path: Path, end: str, said: tuple[Any, ...]) -> None:
+    """Otherwise a batch job counts as one that Slurm cannot requeue."""
+    sacct = written(tmp_path / "sacct", (
+        "JobIDRaw|JobName|State|Start|End|NodeList|Comment|SubmitLine\n"
+        f"1|train|FAILED|2026-11-25T10:00:00|2026-11-25T11:00:00|gpu0001|{end}\n"
+    ))  # fmt: skip
+    _, entries = imported(tmp_path, sacct)
+    for row in changes(entries, "jobs"):
+        assert (row.get("comment"), row.get("batch"), row.get("requeue")) == said
+
+
 def test_a_long_job_of_an_accounting_costs_itself(tmp_path: Path) -> None:
     def job(number: int, steps: int) -> dict[str, Any]:
         at = {"start": 1795640193, "end": 1795640293}

@@ -185,6 +185,8 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
     names = NodeNames(nodes, others)
     heard = _heard(found, names)
     all_nodes = sorted(nodes or heard.keys() | _reported(found, names))
+    if not all_nodes:
+        assumed = [say("importing.no_nodes")]
     gpus, how = _gpus(found, [node for node in all_nodes if not rows.get(node, {}).get("gpus")])
     fixed = {node: {"gpus": gpus} | _lasting(rows.get(node, {})) for node in all_nodes}
     people = Pseudonyms({user for each in found for user in each.users}) if wanted.pseudonymise else None

@@ -852,6 +852,17 @@ def test_a_command_of_many_pipes_costs_no_hours(tmp_path: Path) -> None:
     assert {(row["id"], row["name"]) for row in changes(entries, "jobs")} == {("1", "cat|"), ("2", "cat|")}
 
 
+def test_samples_without_a_node_are_said_to_find_nothing(tmp_path: Path) -> None:
+    """They may be replayed with a recording that has the nodes; alone they show none."""
+    samples = written(tmp_path / "dump.txt", (
+        '{__name__="DCGM_FI_DEV_GPU_TEMP", Hostname="gpu0001", gpu="0"} 60 1795600800000\n'
+    ))  # fmt: skip
+    done, entries = imported(tmp_path, samples)
+    assert (done.nodes, done.sources[0].signals) == (0, 1)
+    assert [entry["route"].partition("?")[0] for entry in entries] == ["signals/openmetrics", "clock"]
+    assert str(done.assumed[0]).startswith("No source names a node, so a replay or report")
+
+
 @pytest.mark.parametrize(
     ("end", "said"),
     [

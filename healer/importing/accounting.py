@@ -51,6 +51,9 @@ def take_life(found: Found, life: Life) -> None:
     if not is_time(life.start_us) or not is_time(life.end_us or life.start_us):
         found.tally.skip(say("importing.no_time_of_era"), f"job {life.id}")
         return
+    if life.end_us is not None and life.end_us < life.start_us:  # would be a job that never ends
+        found.tally.skip(say("importing.ends_before_start"), f"job {life.id}")
+        return
     found.nodes.update(life.nodes)
     if user := life.row.get("user"):
         found.users.add(user)
@@ -159,16 +162,15 @@ class Table:
         nodes = words.expand_hosts("" if row["NodeList"] == "None assigned" else row["NodeList"])
         if not nodes or not _is_time(row["Start"]) or row["Start"] in _NEVER:
             return None
-        start_us = self._stamps.at(datetime.fromisoformat(row["Start"]))
-        end = row["End"]
-        runs = end in _NEVER or state in {"RUNNING", "SUSPENDED", "COMPLETING"}
+        runs = row["End"] in _NEVER or state in {"RUNNING", "SUSPENDED", "COMPLETING"}
+        end = None if runs else datetime.fromisoformat(row["End"])
+        start_us, end_us = self._stamps.span(datetime.fromisoformat(row["Start"]), end)
         job = row.get("JobIDRaw") or row.get("JobID") or ""
         if not job.split("_")[0].split("+")[0].isdecimal():
             raise ValueError(say("importing.no_job_number", job=job[:40]))
         asked = row.get("SubmitLine", "")
         return Life(
-            id=job, state=state, start_us=start_us, nodes=nodes,
-            end_us=None if runs else self._stamps.at(datetime.fromisoformat(end)),
+            id=job, state=state, start_us=start_us, end_us=end_us, nodes=nodes,
             gpus=_gpus_of_text(row["AllocTRES"]) if "AllocTRES" in row else None,
             row={
                 "name": row.get("JobName"), "user": row.get("User"), "partition": row.get("Partition"),

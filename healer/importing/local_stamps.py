@@ -90,6 +90,21 @@ class LocalStamps:
             self._last = moment
         return micros(moment)
 
+    def span(self, begin: datetime, end: datetime | None) -> tuple[int, int | None]:
+        """As `at`, for a row whose place among the rows says nothing. In an hour that comes twice `begin` is
+        the first one, and `end` the first one that is not before it."""
+        begin_us = self._alone(begin)
+        if end is None:
+            return begin_us, None
+        end_us = self._alone(end)
+        return begin_us, end_us if end_us >= begin_us else self._alone(end.replace(fold=1))
+
+    def _alone(self, local: datetime) -> int:
+        alone = LocalStamps(self._zone, self._written)
+        found = alone.at(local)
+        self.skipped_hour += alone.skipped_hour
+        return found
+
     def without_year(self, month: str, day: int, clock: str) -> int:
         """`clock` is HH:MM:SS with or without a fraction. Raises ValueError for a date that no year has."""
         number = _MONTHS.get(month)

@@ -840,6 +840,37 @@ def test_gpus_that_slurm_counts_by_model(tmp_path: Path, form: str) -> None:
     assert "names no GPUs" not in str(done.assumed)
 
 
+def test_jobs_of_the_hour_that_comes_twice(tmp_path: Path) -> None:
+    """sacct prints jobs by number: that an earlier row ends later says nothing. A job that starts in the first
+    02:50 and ends in the second 02:05 would never end."""
+    row = "COMPLETED|2026-10-25T{}:00|2026-10-25T{}:00|gpu0001\n"
+    times = (
+        ("00:30", "09:00"),
+        ("02:10", "02:40"),
+        ("02:10", "02:05"),
+        ("02:50", "02:05"),
+        ("02:30", "03:10"),
+    )
+    rows = "".join(f"{number}|{row.format(*both)}" for number, both in enumerate(times, start=1))
+    sacct = written(tmp_path / "sacct", "JobIDRaw|State|Start|End|NodeList\n" + rows)
+    _, entries = imported(tmp_path, sacct, zone="Europe/Berlin")
+    ended = {row["id"]: row for row in changes(entries, "jobs") if "end_at" in row}
+    assert [(ended[job]["start_at"][11:16], ended[job]["end_at"][11:16]) for job in "12345"] == [
+        ("22:30", "08:00"), ("00:10", "00:40"), ("00:10", "01:05"), ("00:50", "01:05"), ("00:30", "02:10"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_job_that_ends_before_it_starts_is_named(tmp_path: Path, form: str) -> None:
+    """It ran for ever: any later fault of its node hit it."""
+    sacct = of_tres(tmp_path, "gres/gpu=16", form)
+    text = sacct.read_text().replace("T12:00:00", "T09:00:00").replace("1795608000", "1795600000")
+    done, entries = imported(tmp_path, written(sacct, text))
+    assert changes(entries, "jobs") == []
+    (skipped,) = done.sources[0].skipped.items()
+    assert skipped[0] == "a job that ends before it starts" and "job 7" in str(skipped[1].examples)
+
+
 def test_a_command_of_many_pipes_costs_no_hours(tmp_path: Path) -> None:
     """Anyone may submit one. The name is found without a copy of the row for each place where it may end."""
     row = "|cat||mara|COMPLETED|2026-11-25T10:00:00|2026-11-25T11:00:00|gpu0001|sbatch --wrap "

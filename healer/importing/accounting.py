@@ -160,7 +160,7 @@ class Table:
         if state not in _STATES:
             raise ValueError(say("importing.no_job_state", state=state[:40]))
         nodes = words.expand_hosts("" if row["NodeList"] == "None assigned" else row["NodeList"])
-        if not nodes or not _is_time(row["Start"]) or row["Start"] in _NEVER:
+        if not nodes or row["Start"] in _NEVER:
             return None
         runs = row["End"] in _NEVER or state in {"RUNNING", "SUSPENDED", "COMPLETING"}
         end = None if runs else datetime.fromisoformat(row["End"])

@@ -840,6 +840,19 @@ def test_gpus_that_slurm_counts_by_model(tmp_path: Path, form: str) -> None:
     assert "names no GPUs" not in str(done.assumed)
 
 
+@pytest.mark.parametrize("start", ["2026-13-25T10:00:00", "10:00", "3 days ago"])
+def test_a_start_that_is_no_time_is_quoted(tmp_path: Path, start: str) -> None:
+    """Such a job counted as one that never started, without its line."""
+    sacct = written(tmp_path / "sacct", (
+        f"JobIDRaw|State|Start|End|NodeList\n1|FAILED|{start}|2026-11-25T11:00:00|gpu0001\n"
+        "2|CANCELLED|None|2026-11-25T11:00:00|gpu0001\n3|PENDING|Unknown|Unknown|None assigned\n"
+    ))  # fmt: skip
+    done, _ = imported(tmp_path, sacct)
+    first, never = done.sources[0].skipped.items()
+    assert first[0].startswith("not understood:") and f"sacct:2: 1|FAILED|{start}" in str(first[1].examples)
+    assert (never[0], never[1].count) == ("a job that never started", 2)
+
+
 def test_jobs_of_the_hour_that_comes_twice(tmp_path: Path) -> None:
     """sacct prints jobs by number: that an earlier row ends later says nothing. A job that starts in the first
     02:50 and ends in the second 02:05 would never end."""

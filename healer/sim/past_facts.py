@@ -118,9 +118,8 @@ class PastFacts:
 
     def _start(self, job: str, row: dict[str, Any], at: datetime) -> None:
         self.sizes[len(row.get("nodes") or ())] += 1
-        for death in self._waiting.pop(
-            ("", job), []
-        ):  # one of its name, such as of its array, may be earlier
+        # Another job of its name, such as a task of its array, may have started before.
+        for death in self._waiting.pop(("", job), []):
             if at - death.end <= AGAIN:
                 death.again_at = at
         key = row.get("user") or "", row.get("name") or ""

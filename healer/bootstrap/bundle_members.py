@@ -74,9 +74,12 @@ def make_bundle(settings: ExecutorSettings, target: Path, wanted: Wanted) -> lis
             tar.addfile(info, io.BytesIO(data))
     fresh = target.with_name(f".{target.name}.new")
     fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(out.getvalue())
-    fresh.rename(target)
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(out.getvalue())
+        fresh.rename(target)
+    finally:
+        fresh.unlink(missing_ok=True)
     return sorted(members)
 
 

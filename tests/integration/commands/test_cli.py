@@ -94,6 +94,18 @@ def test_a_pipe_or_link_in_place_of_the_output_file_stays(tmp_path: Path, words:
     assert link.is_symlink()
 
 
+def test_a_bundle_that_has_no_room_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    command = f"ulimit -f 4; {sys.executable} -m healer support-bundle --output {folder}/help.tgz"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "HEALER_DATA_DIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert (done.returncode, "help.tgz cannot be written" in done.stderr) == (1, True)
+    assert list(folder.iterdir()) == []
+
+
 def test_an_unknown_command_is_wrong_use() -> None:
     assert healer("hael").returncode == 2
 

@@ -33,23 +33,26 @@ HEADS = ("ENTRANT", "RECALL", "WRONG/1000 NODE-DAYS", "DELAY s", "ONE ROOT", "JO
 
 
 def run(command: Sequence[str], case: Path) -> Score:
-    """Raises SystemExit where the entrant fails."""
-    with case.open("rb") as recording:
-        done = subprocess.run(
-            command,
-            stdin=recording,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            cwd=HERE.parent,
-        )
-    if done.returncode:
-        raise SystemExit(
-            f"{shlex.join(command)} ended with {done.returncode} on {case.name}: {done.stderr[-500:]}"
-        )
+    """Raises SystemExit where the entrant fails, with its command and the case."""
+    where = f"{shlex.join(command)} on {case.name}"
+    try:
+        with case.open("rb") as recording:
+            done = subprocess.run(
+                command,
+                stdin=recording,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+                cwd=HERE.parent,
+            )
+        if done.returncode:
+            raise SystemExit(f"{where} ended with {done.returncode}: {done.stderr[-500:]}")
+        actions = actions_of(done.stdout.splitlines())
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise SystemExit(f"{where}: {error}") from error
     truth = json.loads(case.with_suffix("").with_suffix(".truth.json").read_text())
-    return score(actions_of(done.stdout.splitlines()), truth)
+    return score(actions, truth)
 
 
 def table(totals: Mapping[str, Score]) -> list[tuple[str, ...]]:
@@ -101,7 +104,11 @@ def main() -> None:
     entrants = {
         name: shlex.split(command) for name, _, command in (each.partition("=") for each in given.entrant)
     }
+    if bare := [name for name, command in entrants.items() if not name or not command]:
+        parser.error(f"argument --entrant: {bare[0]!r} has to be NAME=COMMAND")
     chosen = [case for case in sorted(CASES.glob("*.jsonl")) if fnmatchcase(case.stem, given.case)]
+    if not chosen:
+        parser.error(f"argument --case: no case is named {given.case!r}")
     totals: dict[str, Score] = {}
     for name, command in (entrants or SHIPPED).items():
         totals[name] = Score()

@@ -57,6 +57,10 @@ def actions_of(lines: Iterable[str]) -> list[dict[str, Any]]:
             row = json.loads(line)
             row["at"] = datetime.fromisoformat(row["at"].replace("Z", "+00:00"))
             row["action"] = str(row["action"])
+            if row["at"].tzinfo is None:
+                raise ValueError("at has no time zone")
+            if row["action"] in DRAINS and not isinstance(row["node"], str):
+                raise ValueError("node is not a name")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"line {number} is no action: {error!r}") from error
         found.append(row)

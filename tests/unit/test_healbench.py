@@ -74,7 +74,14 @@ def test_a_cause_without_an_act_counts_where_no_node_was_drained() -> None:
     assert score(actions_of(map(json.dumps, rows)), TRUTH).rooted == 0
 
 
-@pytest.mark.parametrize("line", ["[]", "{}", '{"at": "yesterday", "action": "drain"}', "no JSON"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]", "{}", '{"at": "yesterday", "action": "drain"}', "no JSON",
+        '{"at": "2026-11-02T01:00:02", "action": "drain", "node": "a"}',
+        '{"at": "2026-11-02T01:00:02Z", "action": "drain"}',
+    ],
+)  # fmt: skip
 def test_a_line_that_is_no_action_is_named(line: str) -> None:
     with pytest.raises(ValueError, match="line 2"):
         actions_of(["", line])
@@ -99,6 +106,29 @@ def test_healer_enters_like_any_other() -> None:
 def test_a_broken_entrant_is_named() -> None:
     with pytest.raises(SystemExit, match="ended with 3"):
         run([sys.executable, "-c", "import sys; sys.exit(3)"], CASES / "quiet-day.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [(["/no/such/tool"], "No such file"), (["echo", "hello"], "line 1 is no action")],
+)
+def test_an_entrant_that_cannot_run_or_prints_no_actions_is_named(command: list[str], why: str) -> None:
+    with pytest.raises(SystemExit, match=f"{command[0]}.* on quiet-day.jsonl: .*{why}"):
+        run(command, CASES / "quiet-day.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--case", "lost-gqu*"], "no case is named 'lost-gqu*'"),
+        (["--entrant", "nhc"], "'nhc' has to be NAME=COMMAND"),
+        (["--entrant", "=x"], "'' has to be NAME=COMMAND"),
+    ],
+)
+def test_wrong_options_are_refused_with_the_reason(arguments: list[str], why: str) -> None:
+    command = [sys.executable, "-m", "healbench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parent)
+    assert done.returncode == 2 and why in done.stderr and "Traceback" not in done.stderr
 
 
 def test_table_and_plot() -> None:

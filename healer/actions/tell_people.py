@@ -4,9 +4,11 @@ from msgspec.structs import replace
 
 from healer.actions.base import Action, Again, Context, Done, Result, Skipped, slurm_silent
 from healer.decisions.comments import Remark, one_line, remark_in, wish_of, with_remark
+from healer.decisions.decide import severity_of
 from healer.model import (
     About,
     Component,
+    Incident,
     LogEntry,
     Message,
     Severity,
@@ -112,8 +114,17 @@ def _hardware(ctx: Context, root: Component) -> list[Said]:
     return lines
 
 
-def _describe(ctx: Context) -> tuple[Said, Said]:
+def _as_handled(ctx: Context) -> Incident | None:
+    """The incident as the detector will read it: its run has come to this step, so no guard holds it, it
+    waits for no approval, and it is not P0."""
     incident = ctx.incident
+    if incident is None or incident.run != ctx.run.id:
+        return incident
+    return replace(incident, held_by=None, severity=severity_of(incident, None, None))
+
+
+def _describe(ctx: Context) -> tuple[Said, Said]:
+    incident = _as_handled(ctx)
     if incident is None:
         title = say(
             "actions.ticket_title_of_run", playbook=ctx.run.playbook, where=ctx.run.node or ctx.run.job
@@ -136,7 +147,7 @@ def _id(ctx: Context, what: str) -> str:
 def open_ticket(ctx: Context) -> Result:
     """Opens the incident's ticket; a later run of the incident updates it."""
     title, text = _describe(ctx)
-    incident, name = ctx.incident, _id(ctx, "ticket")
+    incident, name = _as_handled(ctx), _id(ctx, "ticket")
     ctx.claim.queue(
         Ticket(
             id=name,
@@ -153,21 +164,13 @@ def open_ticket(ctx: Context) -> Result:
     return Done(say("actions.ticket_filed", title=title), {"id": name})
 
 
-def _about(ctx: Context) -> About:
-    """A run at this step waits for no approval, even if the detector has not read yet that it was given."""
-    if ctx.incident is None:
-        return About(node=ctx.run.node or "")
-    about = about_incident(ctx.incident)
-    return replace(about, run="") if about.run == ctx.run.id else about
-
-
 def notify(ctx: Context) -> Result:
     """Messages people through the site's channels; for a job also its owner in Slurm."""
     if ctx.item is not None:
         return notify_owner(ctx)
     title, text = _describe(ctx)
-    name = _id(ctx, ctx.step.id)
-    severity = ctx.incident.severity if ctx.incident else Severity.P3
+    incident, name = _as_handled(ctx), _id(ctx, ctx.step.id)
+    severity = incident.severity if incident else Severity.P3
     ctx.claim.queue(
         Message(
             id=name,
@@ -176,7 +179,7 @@ def notify(ctx: Context) -> Result:
             text=text,
             severity=severity,
             incident=ctx.run.incident,
-            about=_about(ctx),
+            about=about_incident(incident) if incident else About(node=ctx.run.node or ""),
         )
     )
     return Done(say("actions.notify_queued", title=title), {"id": name})

@@ -446,6 +446,17 @@ def test_a_message_of_an_approved_run_asks_for_no_approval() -> None:
     assert asked == ["", "r2"]
 
 
+@pytest.mark.parametrize("verb", [Verb.ticket, Verb.notify])
+def test_a_run_that_was_held_until_now_pages_nobody_as_p0(verb: Verb) -> None:
+    """The detector has not read yet that it goes on: the drained node paged again, its alert stayed P0."""
+    held = msgspec.structs.replace(INCIDENT, run=RUN.id, severity=Severity.P0, held_by=Guard.cooldown)
+    desk, other = Desk(incident=held), Desk(incident=msgspec.structs.replace(held, run="r2"))
+    for one in (desk, other):
+        one.act(VERBS[verb])
+    assert [one.queued[0].severity for one in (desk, other)] == [Severity.P1, Severity.P0]
+    assert [one.queued[0].title[:2] for one in (desk, other)] == ["P1", "P0"]
+
+
 def test_people_read_of_each_job_hit_whether_it_was_restarted() -> None:
     requeued = LogEntry(
         run=RUN.id,

@@ -250,6 +250,9 @@ def undo(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
 def _on_run(run_id: str, verb: str, body: dict[str, Any], json: bool) -> None:
     with Client() as api:
         answer = api.post(f"/runs/{run_id}/{verb}", body, key=secrets.token_hex(16))
+        if answer["state"] == "held" and not answer["question"] and not json:
+            decisions = api.get(f"/runs/{answer['id']}")["decisions"]
+            answer["question"] = decisions[-1]["why"] if decisions else None
     print_json(answer) if json else print_line(run_state(answer))
 
 

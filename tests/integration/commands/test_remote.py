@@ -151,6 +151,17 @@ def test_a_run_that_waits_is_approved(healer: Healer, served: tuple[Api, httpx.C
     assert healer("approve", "r1", "--reason", "seen").stdout == "run r1: running\n"
 
 
+def test_an_approved_run_that_a_guard_holds_says_why(
+    healer: Healer, served: tuple[Api, httpx.Client]
+) -> None:
+    """It printed `held` alone, which on a run that waited for the approval reads as if that had no effect."""
+    waits(served, "drain")
+    healer("pause", "--reason", "network change")
+    assert healer("approve", "r1", "--reason", "seen").stdout == (
+        "run r1: held (Paused (all) by ann: network change.)\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("state", "outcome", "word"),
     [

@@ -8,6 +8,7 @@ Formats: `docs/rules.md`, `docs/signals.md`, `docs/notifications.md`, `docs/sign
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -129,7 +130,7 @@ def _files_digest(folder: Path) -> str:
     found = list[bytes]()
     for path in sorted(folder.rglob("*")):
         with suppress(OSError):
-            found += [str(path.relative_to(folder)).encode(), path.read_bytes()]
+            found += [os.fsencode(path.relative_to(folder)), path.read_bytes()]
     return sha256_of(found)
 
 
@@ -180,7 +181,8 @@ def _check_unread(folder: "_Folder") -> None:
         anyhow = part.with_suffix(".yaml").as_posix() if str(part.parent) in _WHOLE else ""
         if (name := part.as_posix()) not in {*folder.names, anyhow}:
             hint = did_you_mean(name, filter(None, {*folder.names, anyhow}))
-            folder.problems.append(Problem(name, 1, say("rulebook.file_unread"), hint))
+            printable = os.fsencode(name).decode(errors="backslashreplace")
+            folder.problems.append(Problem(printable, 1, say("rulebook.file_unread"), hint))
 
 
 def _codes(folder: "_Folder") -> dict[str, Any]:

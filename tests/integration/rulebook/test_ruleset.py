@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - one mistake per line
 """The rules that ship are right, and whatever is wrong in a site's own is named by file and line."""
 
+import os
 import re
 import shutil
 from datetime import UTC, datetime
@@ -225,6 +226,14 @@ def test_hidden_files_and_those_of_other_programs_are_nobodys_business(folder: P
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("x")
     load(folder)
+
+
+def test_a_file_whose_name_is_not_utf8_stops_nothing(folder: Path) -> None:
+    """Such as an editor's copy on an old share: no part of healer could read its rules."""
+    (folder / os.fsdecode(b"Ger\xe4t.yaml~")).write_text("of an editor")
+    load(folder)
+    (folder / os.fsdecode(b"Ger\xe4t.yaml")).write_text("x: 1")
+    assert problem(folder).startswith(r"Ger\xe4t.yaml:1: healer reads no file of this name")
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -193,15 +193,16 @@ class NodePicture:
     def note_clock(self, seen: Observation) -> None:
         """Learns the offset of the host's clock from a signal with a time of its own: the node's own replace
         all that relays taught."""
+        late, is_beat = late_by(seen), seen.kind is ObservationKind.heartbeat
         if (seen.boot_id or self.boot_id) != self.boot_id or (seen.relayed_by and self.shows_clock):
             return
-        late = late_by(seen)
-        if late and not seen.relayed_by and not self.shows_clock:
+        if is_beat and not late:  # exactly zero: it had no time, and got that of its arrival
+            return
+        if not seen.relayed_by and not self.shows_clock:
             self.shows_clock = True
             self._forget_clock()
-        if seen.kind is ObservationKind.heartbeat:
-            if late:  # exactly zero: it had no time, and got that of its arrival
-                self.beats_late.append(late)
+        if is_beat:
+            self.beats_late.append(late)
         else:
             self.line_late = late if self.line_late is None else min(self.line_late, late)
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 
 import msgspec
 from starlette.requests import Request
@@ -24,7 +25,7 @@ from healer.api.request_preamble import (
     unknown_cluster,
 )
 from healer.api.services import Services
-from healer.model import LossReason, Observation, ObservationKind, Role
+from healer.model import LineBook, LossReason, Observation, ObservationKind, Role
 from healer.model.detection import KERNEL_LINES
 from healer.ports.callers import Caller
 from healer.ports.signal_stores import Arrival
@@ -86,26 +87,30 @@ class SignalRoutes:
             if not node:
                 raise field_error("node", say("api.text_needs_node"))
             await confine(request, caller, _by_slurm({(cluster, node)}, has_node))
-            lines, source = raw.decode("utf-8", "replace"), wire.NodeBoot(cluster, node, query.get("boot_id"))
-            parsed = wire.kernel_text_observations(lines, has_node, now, source, book=book)
+            source = wire.NodeBoot(cluster, node, query.get("boot_id"))
+            parsed = await parse(len(raw), _text_lines, raw, has_node, now, source, book=book)
         else:
-            body = wire.kernel_log_body(raw) or decoded(raw)
+            body = await parse(len(raw), lambda: wire.kernel_log_body(raw) or decoded(raw))
             if caller.node or caller.cluster:
-                named = wire.nodes_of_kernel_log(body, cluster=cluster)
+                named = await parse(len(raw), wire.nodes_of_kernel_log, body, cluster=cluster)
                 await confine(request, caller, _by_slurm(named, has_node))
-            parsed = wire.kernel_log_observations(body, has_node, now, cluster=cluster, book=book)
-        return await self._store(request, "kernel-log", parsed)
+            parsed = await parse(
+                len(raw), wire.kernel_log_observations, body, has_node, now, cluster=cluster, book=book
+            )
+        return await self._store(request, "kernel-log", parsed, size=len(raw))
 
     async def heartbeat(self, request: Request) -> Response:
         caller, has_node, _, raw, cluster = await self._preamble.open(request, _BEATS)
-        body = decoded(raw)
-        await confine(request, caller, _by_slurm(wire.nodes_of_heartbeats(body, cluster=cluster), has_node))
+        body = await parse(len(raw), decoded, raw)
+        named = await parse(len(raw), wire.nodes_of_heartbeats, body, cluster=cluster)
+        await confine(request, caller, _by_slurm(named, has_node))
         verdict = await self._verdicts.of(caller)
         if isinstance(body, dict) and body.get("asks") is True and verdict is not msgspec.UNSET:
             return respond(Accepted(accepted=0, duplicates=1, unrecognised=0, verdict=verdict))
-        parsed = wire.heartbeat_observations(body, has_node, self._services.clock.now(), cluster=cluster)
+        now = self._services.clock.now()
+        parsed = await parse(len(raw), wire.heartbeat_observations, body, has_node, now, cluster=cluster)
         self._hear(parsed.observations)
-        return await self._store(request, "heartbeat", parsed, heartbeat=True, verdict=verdict)
+        return await self._store(request, "heartbeat", parsed, size=len(raw), heartbeat=True, verdict=verdict)
 
     async def checkpoints(self, request: Request) -> Response:
         """What a job can go back to. Events too: a requeue may wait for one."""
@@ -115,14 +120,15 @@ class SignalRoutes:
         if caller.node:
             why = say("api.bound_not_to_a_job", node=caller.node)
             await refuse(request, caller, why, await self._preamble.mentioned(request))
-        body = decoded(await self._preamble.body(request))
-        now = self._services.clock.now()
-        parsed = checkpoint_observations(body, now, cluster=self._preamble.default_cluster(caller))
+        raw = await self._preamble.body(request)
+        body, now = await parse(len(raw), decoded, raw), self._services.clock.now()
+        default = self._preamble.default_cluster(caller)
+        parsed = await parse(len(raw), checkpoint_observations, body, now, cluster=default)
         jobs = {(job.cluster, job.job or "") for job in (seen.component for seen in parsed.observations)}
         await confine(request, caller, jobs=jobs)
         if why := unknown_cluster((cluster for cluster, _ in jobs), await self._preamble.clusters()):
             raise wire.BadBody(why)
-        return await self._store(request, "checkpoints", parsed)
+        return await self._store(request, "checkpoints", parsed, size=len(raw))
 
     async def _store(
         self,
@@ -130,10 +136,12 @@ class SignalRoutes:
         route: str,
         parsed: wire.Accepted,
         *,
+        size: int,
         heartbeat: bool = False,
         verdict: NodeVerdict | msgspec.UnsetType = msgspec.UNSET,
     ) -> Response:
-        answer = await self.stored(route, request.scope[SENDER], parsed, heartbeat=heartbeat)
+        caller = request.scope[SENDER]
+        answer = await self.stored(route, caller, parsed, size=size, heartbeat=heartbeat)
         entries = len(parsed.observations) + parsed.unrecognised
         self._preamble.meter.stored(request, entries, parsed.rejected, parsed.rejected_more)
         return respond(
@@ -141,13 +149,13 @@ class SignalRoutes:
         )
 
     async def stored(
-        self, route: str, caller: Caller, parsed: wire.Accepted, *, heartbeat: bool = False
+        self, route: str, caller: Caller, parsed: wire.Accepted, *, size: int, heartbeat: bool = False
     ) -> Accepted:
-        """The answer, after the commit. Raises Problem 429 when too much waits."""
+        """The answer, after the commit. `size` of the body, in bytes. Raises Problem 429 when too much
+        waits."""
         observations = [seen for seen in parsed.observations if not heartbeat or self._is_due(caller, seen)]
-        arrivals = arrivals_of(
-            caller, [(seen, parsed.alternatives.get(seen.digest, ())) for seen in observations]
-        )
+        named = [(seen, parsed.alternatives.get(seen.digest, ())) for seen in observations]
+        arrivals = await parse(size, arrivals_of, caller, named)
         answer = await store_parsed(self._commit, route, arrivals, parsed, caller, shed_first=heartbeat)
         if heartbeat:
             now = time.monotonic()
@@ -160,6 +168,13 @@ class SignalRoutes:
         if stored is None or stored[1] != _news_of(beat):
             return True
         return time.monotonic() - stored[0] >= HEARTBEAT_EVERY_S
+
+
+def _text_lines(
+    raw: bytes, has_node: HasNode, now: datetime, source: wire.NodeBoot, *, book: LineBook
+) -> wire.Accepted:
+    text = raw.decode("utf-8", "replace")
+    return wire.kernel_text_observations(text, has_node, now, source, book=book)
 
 
 def _sender_of(caller: Caller, beat: Observation) -> _BeatSender:
@@ -233,7 +248,7 @@ class LogRoutes:
         logged = await parse(size, parsed)
         if caller.node or caller.cluster:
             await confine(request, caller, set(logged.nodes))
-        answer = await self._signals.stored(route, caller, logged.accepted)
+        answer = await self._signals.stored(route, caller, logged.accepted, size=size)
         rejected, more = logged.accepted.rejected, logged.accepted.rejected_more
         preamble.meter.stored(request, answer.entries + logged.not_kernel, rejected, more)
         if logged.not_kernel:

@@ -2,10 +2,14 @@
 
 import gzip
 import json
+import threading
+from typing import Any
 
 import httpx
+import pytest
 import sqlalchemy as sa
 
+from healer.signals import wire
 from tests.support.api import CLUSTER, XID_79, Api, serving
 
 Served = tuple[Api, httpx.Client]
@@ -184,3 +188,31 @@ def test_readers_write_no_signals(served: Served) -> None:
     api, client = served
     assert client.post(KERNEL, json=body()).status_code == 401
     assert client.post(KERNEL, json=body(), headers=api.headers("admin")).status_code == 403
+
+
+@pytest.mark.parametrize("route", ["JSON lines", "text lines", "heartbeats"])
+def test_a_long_body_is_read_beside_the_event_loop_and_stalls_no_other_request(
+    served: Served, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    """Else a small packed body of one node would stop the API for seconds, and each pause with it."""
+    api, client = served
+    reader = {"JSON lines": "kernel_log", "text lines": "kernel_text", "heartbeats": "heartbeat"}[route]
+    real, threads = getattr(wire, f"{reader}_observations"), []
+
+    def read(*args: Any, **more: Any) -> wire.Accepted:
+        threads.append(threading.get_ident())
+        return real(*args, **more)
+
+    monkeypatch.setattr(wire, f"{reader}_observations", read)
+    for count in (1, 3000):
+        if route == "text lines":
+            text = f"{XID_79}\n" * count
+            kind = api.headers("signals") | {"Content-Type": "text/plain"}
+            answer = client.post(f"{KERNEL}?node=gpu0001", content=text, headers=kind)
+        else:
+            beats = [{"node": "gpu0001", "boot_id": "b1"}] * count
+            lines = body() | {"entries": [{"seq": seq, "line": XID_79} for seq in range(count)]}
+            to, sent = (BEAT, beats) if route == "heartbeats" else (KERNEL, lines)
+            answer = client.post(to, json=sent, headers=api.headers("signals"))
+        assert answer.status_code == 202, answer.text
+    assert threads[0] != threads[1]

@@ -35,6 +35,8 @@ BEATS_FOR_CADENCE = 3
 OVERDUE_S = 2.0
 #: Checks remembered per node; a report holds half as many.
 CHECKS_KEPT = 64
+#: Earlier boots of one node that are remembered.
+OLD_BOOTS_KEPT = 64
 
 
 def late_by(seen: Observation) -> timedelta:
@@ -54,7 +56,8 @@ class NodePicture:
     boot_heard_at: datetime | None = None
     #: When this boot was first reported, by our clock.
     boot_since: datetime | None = None
-    old_boots: set[str] = field(default_factory=set)
+    #: The latest earlier boots, oldest first: a node may report new ones without end.
+    old_boots: dict[str, None] = field(default_factory=dict)
     #: The relay that reported this boot, or the change to it; empty: the node itself or Slurm.
     boot_relay: str = ""
     booted_relay: str = ""
@@ -237,8 +240,10 @@ class NodePicture:
         if self.boot_id is not None and boot_id != self.boot_id:
             if boot_id in self.old_boots and (relay or not self.boot_relay):
                 return
-            self.old_boots.discard(boot_id)
-            self.old_boots.add(self.boot_id)
+            self.old_boots.pop(boot_id, None)
+            self.old_boots[self.boot_id] = None
+            if len(self.old_boots) > OLD_BOOTS_KEPT:
+                del self.old_boots[next(iter(self.old_boots))]
             self.booted_relay = relay or self.boot_relay
             self.booted_at, self.old_boot_heard_at = heard_at, self.last_heard_at
             self.changed.add(self.name)

@@ -8,6 +8,7 @@ import pytest
 from healer.detection.readings import gpu_model
 from healer.model import Component, Observation, ObservationKind, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import GpuMap, NodePicture, Picture
+from healer.observations.node_picture import OLD_BOOTS_KEPT
 from tests.support.loop import CLUSTER, LOST, START, beat, later, lines, rules_in
 
 NODE = "gpu0001"
@@ -250,6 +251,13 @@ def test_a_relay_teaches_nothing_of_the_clock_of_a_node_that_shows_it_itself(spe
     heard(shown, *late, by_relay(line(at=later(114), event_at=later(114), boot_id=OLD)))
     again = line(at=later(120), event_at=later(119), boot_id=OLD)
     assert heard(shown, again) == [again]
+
+
+def test_a_node_that_reports_a_new_boot_with_each_heartbeat_fills_no_memory() -> None:
+    shown = picture()
+    heard(shown, *(beat(NODE, later(number), boot_id=f"b{number}") for number in range(2000)))
+    assert len(shown.node(NODE).old_boots) <= OLD_BOOTS_KEPT
+    assert heard(shown, line(at=later(2001), event_at=later(2000), boot_id="b1998")) == []
 
 
 def test_slurm_may_know_the_boot_too() -> None:

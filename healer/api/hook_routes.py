@@ -82,7 +82,7 @@ class HookRoutes:
         permit, standing = None, _HEALTHY
         if last is not None:
             lines = new[-1 - len(last.lines) : -1]
-            permit, standing = await self._answer(caller, last, is_new=new[-1], news=any(lines))
+            permit, standing = await self._answer(last, is_new=new[-1], news=any(lines))
         accepted, rejected = sum(new), rejected_views(seen.rejected)
         answer = HookAnswer(
             verdict=standing.verdict,
@@ -146,15 +146,12 @@ class HookRoutes:
     # --- answering ---
 
     async def _answer(
-        self, caller: Caller, seen: HookSeen, *, is_new: bool, news: bool
+        self, seen: HookSeen, *, is_new: bool, news: bool
     ) -> tuple[Permit | None, HookStanding]:
-        """A relay gets no permit: it makes Slurm's drain healer's own, and a relay may run no hook at all."""
         hooks, ask = self._services.hooks, _ask(seen)
         place = seen.cluster, seen.node
         standing = (await self._standings.current()).get(place, _HEALTHY)
         if seen.hook not in DRAINING_HOOKS or seen.cluster not in self._preamble.served:
-            return None, standing
-        if caller.relay_of(seen.node):
             return None, standing
         if not is_new:
             # The hook ran twice: it gets the same answer as before.

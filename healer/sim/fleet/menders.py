@@ -28,6 +28,7 @@ from healer.model import (
     Run,
     RunState,
     SlurmNode,
+    SlurmSnapshot,
 )
 from healer.model.slurm import is_ours
 from healer.playbooks.advance import moves_jobs_at_once
@@ -88,12 +89,19 @@ def _beat_of(node: str, at: datetime) -> Sequence[Observation]:
 
 
 class RecordedBeats:
-    """Heartbeats for the recorder, where all nodes send them, each at its own time. The simulation leaps over
-    quiet time without them; a replay would take that for silence."""
+    """For the recorder, where all nodes send heartbeats: each of them, and each state of Slurm, at its own
+    time. The simulation leaps over quiet time without them; a replay would take that for silence, and a node
+    that has come back for one that is still away."""
 
-    def __init__(self, site: Site, recorder: Recorder | None, senders: Callable[[], list[str]]) -> None:
+    def __init__(
+        self,
+        site: Site,
+        recorder: Recorder | None,
+        senders: Callable[[], list[str]],
+        snapshot: Callable[[], SlurmSnapshot | None],
+    ) -> None:
         self._recorder = recorder if site.scenario.telemetry.beats == "all" else None
-        self._senders = senders
+        self._senders, self._snapshot = senders, snapshot
         self._to = site.now
         #: Nodes that send until the next moment at which something happens.
         self._nodes: list[str] = []
@@ -106,6 +114,7 @@ class RecordedBeats:
             self._to += timedelta(seconds=BEAT_S)
             beats = [beat for node in self._nodes for beat in _beat_of(node, self._to)]
             self._recorder.note(beats, None, self._to)
+        self._recorder.note([], self._snapshot(), now)
         self._nodes = self._senders()
 
 
@@ -123,7 +132,7 @@ class Healer:
             cast(Scheduler, self.controller),
             lambda: self.rules,
             site.nodes,
-            lambda: None if self.controller.away else site.snapshot(),
+            self._snapshot,
             evidence=MemoryEvidence(),
             commands=SimCommands(site.clock),
             picture=lambda: self.ledger.snapshot,
@@ -135,7 +144,7 @@ class Healer:
         self._beating: set[str] = set(site.names) if site.scenario.telemetry.beats == "all" else set()
         #: No signal arrives. Nodes keep their kernel lines for later; beats and measurements are lost.
         self.deaf = False
-        self.recorded_beats = RecordedBeats(site, recorder, self._senders)
+        self.recorded_beats = RecordedBeats(site, recorder, self._senders, self._snapshot)
         self._spooled: list[tuple[str, Sequence[str], datetime]] = []
         self._pause_s = FIRST_S
         self._walked_at = self._next_beat = site.now
@@ -147,6 +156,9 @@ class Healer:
         #: Callbacks of the telemetry windows and of people.
         self.on_fault_near: Callable[[Fault], None] = lambda fault: None
         self.on_fault: Callable[[Fault], None] = lambda fault: None
+
+    def _snapshot(self) -> SlurmSnapshot | None:
+        return None if self.controller.away else self.site.snapshot()
 
     # --- signals of nodes ---
 

@@ -346,9 +346,9 @@ def test_a_recording_replays_to_the_same_incident() -> None:
 
 @pytest.mark.parametrize("name", ["rack-power", "leaf-switch", "telemetry-loss", "driver-rollout"])
 def test_a_recording_holds_every_heartbeat_and_reference(name: str) -> None:
-    """The simulator leaps over quiet time. A replay of its recording sees no silence there, and
-    knows the reference of a drift."""
-    scenario = load(name, days=0.1)
+    """The simulator leaps over quiet time. A replay of its recording sees no silence there, no node away that
+    has come back (of a rack after 40 minutes), and knows the reference of a drift."""
+    scenario = load(name, days=0.15)
     file = io.BytesIO()
     (card,) = simulated(scenario, rules_of(scenario), SEED, ["healer"], file=file)  # type: ignore[arg-type]
     document, _ = replayed(rules_of(scenario), entries_in(io.StringIO(file.getvalue().decode()), None))

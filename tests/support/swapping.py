@@ -206,6 +206,18 @@ class Training:
         file = self.verdict(node)
         return file.exists() and '"leave"' in file.read_text()
 
+    def cancel(self) -> None:
+        """Its agents end by themselves: killed ones leave semaphores in /dev/shm."""
+        if self.site.job(self.job).active:
+            self._let_go()
+            self.site.slurm.run("scancel", self.job)
+        wait_until(lambda: not self.site.job(self.job).active, 60, what=f"job {self.job} ends", every_s=0.1)
+
+    def _let_go(self) -> None:
+        """A frozen worker would take no signal."""
+        for name in self.nodes:
+            self._signal(name, signal.SIGCONT)
+
     def end(self) -> None:
         """Its script comes to its last step, and Slurm calls the job completed."""
         self._ask(last_step=self.newest() + LAST_STEPS)

@@ -300,12 +300,22 @@ class NodePicture:
             last = self.checks.get(name) if seen.relayed_by or is_known_itself else None
             if last is not None and last[0] > seen.event_at:
                 continue
-            if name not in self.checks and len(self.checks) >= CHECKS_KEPT:
+            if name not in self.checks and not self._has_room_for_check(seen):
                 continue
             passed = name in seen.data.get("passed", ())
             self.checks[name] = seen.event_at, seen.arrived_at if passed else None
             if not seen.relayed_by:
                 self.own_checks.add(name)
+
+    def _has_room_for_check(self, seen: Observation) -> bool:
+        """Names that a relay made up keep none of the node's own away."""
+        if len(self.checks) < CHECKS_KEPT:
+            return True
+        relayed = next((name for name in self.checks if name not in self.own_checks), None)
+        if seen.relayed_by or relayed is None:
+            return False
+        del self.checks[relayed]
+        return True
 
     def heard_line(self, seen: Observation) -> None:
         """Records the boot of a line: not every site sends heartbeats, and shippers send old journals."""

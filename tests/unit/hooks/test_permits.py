@@ -7,6 +7,7 @@ import pytest
 
 from healer.model import FaultClass, Mode, Observation, ObservationKind, Permit, RunState, SlurmNode
 from healer.model.gate import is_held_after_launch, permit_for
+from healer.observations.node_picture import CHECKS_KEPT
 from healer.signals.hook_reports import arrivals, hook_reports
 from tests.support.loop import CLUSTER, LOST, START, Site, later, name
 
@@ -236,6 +237,18 @@ def test_a_relay_s_pass_hides_no_failure_that_the_node_itself_reports_later() ->
     site.walk(*relayed(hook(site, "fs-full", "", at_s=100)))
     site.run_for(10, *hook(site, "fs-full", "/tmp is full", at_s=99))
     assert [one.fault for one in site.incidents] == ["hook:fs-full"]
+
+
+def test_names_that_a_relay_makes_up_keep_no_check_of_the_node_away() -> None:
+    """The pass would not be recorded, and its incident never end."""
+    site = Site()
+    site.pause()
+    for number in range(CHECKS_KEPT):
+        site.walk(*relayed(hook(site, f"made-up-{number}", "")))
+    site.run_for(10, *hook(site, "fs-full", "/tmp is full"))
+    assert len(site.open_incidents) == 1
+    site.run_for(5, *hook(site, "fs-full", "", at_s=10))
+    assert site.open_incidents == []
 
 
 def test_an_old_failure_from_a_spool_opens_nothing_after_a_newer_pass() -> None:

@@ -52,7 +52,8 @@ class HalfRestored(UserError):
 _BUSY = sa.text(
     "SELECT DISTINCT CASE WHEN usename = ANY(:roles) THEN usename ELSE called END FROM ("
     "SELECT usename::text, substring(application_name FROM '^healer [a-z]+') AS called FROM pg_stat_activity"
-    " WHERE datname = current_database()) AS connected WHERE usename = ANY(:roles) OR called = ANY(:names)"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()) AS connected"
+    " WHERE usename = ANY(:roles) OR called = ANY(:names)"
 )
 
 

@@ -14,6 +14,7 @@ from healer.api.problems import Problem, field_error
 from healer.api.quotas import SENDER
 from healer.api.refusals import refuse
 from healer.api.request_preamble import (
+    INLINE_BYTES,
     JSON,
     Endpoint,
     Preamble,
@@ -90,13 +91,9 @@ class SignalRoutes:
             source = wire.NodeBoot(cluster, node, query.get("boot_id"))
             parsed = await parse(len(raw), _text_lines, raw, has_node, now, source, book=book)
         else:
-            body = await parse(len(raw), lambda: wire.kernel_log_body(raw) or decoded(raw))
+            named, parsed = await parse(len(raw), _json_lines, raw, has_node, now, cluster, book=book)
             if caller.node or caller.cluster:
-                named = await parse(len(raw), wire.nodes_of_kernel_log, body, cluster=cluster)
                 await confine(request, caller, _by_slurm(named, has_node))
-            parsed = await parse(
-                len(raw), wire.kernel_log_observations, body, has_node, now, cluster=cluster, book=book
-            )
         return await self._store(request, "kernel-log", parsed, size=len(raw))
 
     async def heartbeat(self, request: Request) -> Response:
@@ -155,7 +152,10 @@ class SignalRoutes:
         waits."""
         observations = [seen for seen in parsed.observations if not heartbeat or self._is_due(caller, seen)]
         named = [(seen, parsed.alternatives.get(seen.digest, ())) for seen in observations]
-        arrivals = await parse(size, arrivals_of, caller, named)
+        if size <= INLINE_BYTES:
+            arrivals = arrivals_of(caller, named)
+        else:
+            arrivals = await parse(size, arrivals_of, caller, named)
         answer = await store_parsed(self._commit, route, arrivals, parsed, caller, shed_first=heartbeat)
         if heartbeat:
             now = time.monotonic()
@@ -168,6 +168,15 @@ class SignalRoutes:
         if stored is None or stored[1] != _news_of(beat):
             return True
         return time.monotonic() - stored[0] >= HEARTBEAT_EVERY_S
+
+
+def _json_lines(
+    raw: bytes, has_node: HasNode, now: datetime, cluster: str, *, book: LineBook
+) -> tuple[set[tuple[str, str]], wire.Accepted]:
+    """The (cluster, node) that the body names, and what it reports."""
+    body = wire.kernel_log_body(raw) or decoded(raw)
+    named = wire.nodes_of_kernel_log(body, cluster=cluster)
+    return named, wire.kernel_log_observations(body, has_node, now, cluster=cluster, book=book)
 
 
 def _text_lines(

@@ -47,7 +47,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 BODY_LIMIT = 8 * 1024 * 1024
 UNPACKED_LIMIT = 64 * 1024 * 1024
 #: A body above this is unpacked and read in a thread.
-_INLINE = 64 * 1024
+INLINE_BYTES = 64 * 1024
 #: A short body that unpacks to more than this was meant to hold us up: it goes into a thread too.
 _INLINE_UNPACKED = 1024 * 1024
 #: Bodies unpacked at once: each may take twice UNPACKED_LIMIT of memory for a moment.
@@ -147,8 +147,8 @@ class Preamble:
             return []
         body: Any = None
         try:
-            raw = await self.raw_body(request, _INLINE)
-            body = msgspec.json.decode(unpacked(raw, encoding_of(request), _INLINE))
+            raw = await self.raw_body(request, INLINE_BYTES)
+            body = msgspec.json.decode(unpacked(raw, encoding_of(request), INLINE_BYTES))
         except (Problem, ValueError, RecursionError):  # wrong in another way: it is refused all the same
             pass
         outer = [dict(query_of(request)), *(body if isinstance(body, list) else [body])]
@@ -277,7 +277,7 @@ async def _patiently(ask: Callable[[], Awaitable[T]], deadline: float) -> T:
 
 async def _unpack(raw: bytes, packed: str, limit: int) -> bytes:
     """`unpacked`; a large body goes to one of few threads, so that it holds up no other request."""
-    if len(raw) <= _INLINE:
+    if len(raw) <= INLINE_BYTES:
         try:
             return unpacked(raw, packed, min(limit, _INLINE_UNPACKED))
         except Problem as problem:
@@ -288,7 +288,7 @@ async def _unpack(raw: bytes, packed: str, limit: int) -> bytes:
 
 async def parse(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """`work` on a body of `size` bytes: in a thread if it is long, so that it holds up no other request."""
-    if size <= _INLINE:
+    if size <= INLINE_BYTES:
         return work(*args, **kwargs)
     return await anyio.to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=_reading)
 

@@ -191,7 +191,7 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
     fixed = {node: {"gpus": gpus} | _lasting(rows.get(node, {})) for node in all_nodes}
     people = Pseudonyms({user for each in found for user in each.users}) if wanted.pseudonymise else None
     most, book = max((each.gpus_most for each in found), default=0), _book(found)
-    untold = [] if most or book is None else [say("importing.gpus_not_counted")]
+    uncounted = [] if most or book is None else [say("importing.gpus_not_counted")]
     jobs = JobRows({node: row["gpus"] for node, row in fixed.items()}, book, counts_gpus=most > 0)
     fold = Fold(cluster, names, NodeRows(fixed), jobs, people)
     with LinesFile(folder / "recording", packed=wanted.output.suffix == PACKED) as file:
@@ -204,7 +204,7 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
             nodes=len(all_nodes),
             sources=[each.tally for each in found],
             offsets=offsets({each.tally.source: each.marks for each in found}),
-            assumed=assumed + how + untold,
+            assumed=assumed + how + uncounted,
             left_out=dict(sorted(fold.left_out.items())),
             heard=heard,
         )

@@ -56,5 +56,5 @@ def test_a_relay_that_reports_a_boot_is_named_and_takes_the_place_of_no_word_of_
         answer = client.post(f"{SIGNALS}/{route}", json=body, headers=sender).json()
         assert (answer["accepted"], answer["duplicates"]) == (1, 0)
     with api.engine.connect() as conn:
-        told = conn.execute(sa.text("SELECT doc ->> 'relayed_by' FROM inbox ORDER BY id")).scalars().all()
-    assert [(name or "").partition(" (")[0] for name in told] == ["relay", ""]
+        senders = conn.execute(sa.text("SELECT doc ->> 'relayed_by' FROM inbox ORDER BY id")).scalars().all()
+    assert [(name or "").partition(" (")[0] for name in senders] == ["relay", ""]

@@ -45,7 +45,7 @@ def named(looks: list[Look]) -> dict[str, Look]:
 
 
 def test_mistakes_in_rules_are_listed_in_one_line(tmp_path: Path) -> None:
-    """Between two of them stood the symbol of a control character."""
+    """The symbol of a control character separated them."""
     rules = Path(shutil.copytree("rules", tmp_path / "rules"))
     (rules / "watches.yaml").write_text("slow: 1\nqueued: 2\n")
     (look,) = look_at_rules(settings(tmp_path, HEALER_RULES_DIR=str(rules)))

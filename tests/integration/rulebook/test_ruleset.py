@@ -221,7 +221,7 @@ def test_a_file_that_nothing_reads_is_named(folder: Path, name: str, hint: str) 
     assert problem(folder) == f"{name}:1: healer reads no file of this name{hint}"
 
 
-def test_hidden_files_and_those_of_other_programs_are_nobodys_business(folder: Path) -> None:
+def test_hidden_files_and_those_of_other_programs_are_ignored(folder: Path) -> None:
     for name in (".gitlab-ci.yml", ".github/workflows.yaml", "README.md", "guards.yaml.rpmnew"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("x")

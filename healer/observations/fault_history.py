@@ -72,6 +72,10 @@ def jobs_by_gpu(snapshot: SlurmSnapshot, node: str) -> dict[int, str]:
     return {index: job.id for job in snapshot.jobs_on(node) for index in job.gpus.get(node, ())}
 
 
+#: Addresses of one node that are remembered as named by itself: more than it has GPUs.
+NAMED_KEPT = 64
+
+
 class GpuMap:
     """PCI address -> index on one node, learnt from the node's signals.
 
@@ -84,7 +88,7 @@ class GpuMap:
         #: How often the list of indexes has changed.
         self.changes = 0
         #: Addresses whose GPU the node itself has named, and whether it lists its GPUs with heartbeats.
-        self._named: set[str] = set()
+        self._named: dict[str, None] = {}
         self.lists_itself = False
         self._inventory: dict[str, int] = {}
         self._listed: str | None = None
@@ -95,10 +99,14 @@ class GpuMap:
         self._boot: str | None = None
 
     def hear_itself(self, gpus: Iterable[Mapping[str, object]]) -> None:
-        """The node itself names these GPUs."""
-        self._named |= {
-            str(gpu["pci"]) for gpu in gpus if gpu.get("pci") and (gpu.get("uuid") or gpu.get("serial"))
-        }
+        """The node itself names these GPUs. The latest are kept: it may name new ones without end."""
+        for gpu in gpus:
+            if gpu.get("pci") and (gpu.get("uuid") or gpu.get("serial")):
+                pci = str(gpu["pci"])
+                self._named.pop(pci, None)
+                self._named[pci] = None
+        for pci in [*self._named][:-NAMED_KEPT]:
+            del self._named[pci]
 
     def is_named(self, pci: str) -> bool:
         """Whether the node itself has named the GPU there: then no one else reports a replacement, which

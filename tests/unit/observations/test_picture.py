@@ -8,6 +8,7 @@ import pytest
 from healer.detection.readings import gpu_model
 from healer.model import Component, Observation, ObservationKind, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import GpuMap, NodePicture, Picture
+from healer.observations.fault_history import NAMED_KEPT
 from healer.observations.node_picture import OLD_BOOTS_KEPT
 from tests.support.loop import CLUSTER, LOST, START, beat, later, lines, rules_in
 
@@ -258,6 +259,16 @@ def test_a_node_that_reports_a_new_boot_with_each_heartbeat_fills_no_memory() ->
     heard(shown, *(beat(NODE, later(number), boot_id=f"b{number}") for number in range(2000)))
     assert len(shown.node(NODE).old_boots) <= OLD_BOOTS_KEPT
     assert heard(shown, line(at=later(2001), event_at=later(2000), boot_id="b1998")) == []
+
+
+def test_a_node_that_names_new_gpus_with_each_heartbeat_fills_no_memory() -> None:
+    gpus = GpuMap()
+    for number in range(2000):
+        gpus.hear_itself(
+            [{"pci": f"{number:04x}:18:00", "uuid": "GPU-a"}, {"pci": "ffff:9b:00", "uuid": "b"}]
+        )
+    kept = [number for number in range(2000) if gpus.is_named(f"{number:04x}:18:00")]
+    assert len(kept) < NAMED_KEPT and kept[-1] == 1999 and gpus.is_named("ffff:9b:00")
 
 
 def test_slurm_may_know_the_boot_too() -> None:

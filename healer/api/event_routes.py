@@ -91,8 +91,11 @@ class SignalRoutes:
             source = wire.NodeBoot(cluster, node, query.get("boot_id"))
             parsed = await parse(len(raw), _text_lines, raw, has_node, now, source, book=book)
         else:
-            named, parsed = await parse(len(raw), _json_lines, raw, has_node, now, cluster, book=book)
-            if caller.node or caller.cluster:
+            is_bound = bool(caller.node or caller.cluster)
+            named, parsed = await parse(
+                len(raw), _json_lines, raw, has_node, now, cluster, book=book, names=is_bound
+            )
+            if is_bound:
                 await confine(request, caller, _by_slurm(named, has_node))
         return await self._store(request, "kernel-log", parsed, size=len(raw))
 
@@ -152,7 +155,7 @@ class SignalRoutes:
         waits."""
         observations = [seen for seen in parsed.observations if not heartbeat or self._is_due(caller, seen)]
         named = [(seen, parsed.alternatives.get(seen.digest, ())) for seen in observations]
-        if size <= INLINE_BYTES:
+        if size <= INLINE_BYTES:  # as `parse` does, without its call: the usual line is on its way to a drain
             arrivals = arrivals_of(caller, named)
         else:
             arrivals = await parse(size, arrivals_of, caller, named)
@@ -171,11 +174,11 @@ class SignalRoutes:
 
 
 def _json_lines(
-    raw: bytes, has_node: HasNode, now: datetime, cluster: str, *, book: LineBook
+    raw: bytes, has_node: HasNode, now: datetime, cluster: str, *, book: LineBook, names: bool
 ) -> tuple[set[tuple[str, str]], wire.Accepted]:
-    """The (cluster, node) that the body names, and what it reports."""
+    """The (cluster, node) that the body names, if `names` asks for them, and what it reports."""
     body = wire.kernel_log_body(raw) or decoded(raw)
-    named = wire.nodes_of_kernel_log(body, cluster=cluster)
+    named = wire.nodes_of_kernel_log(body, cluster=cluster) if names else set[tuple[str, str]]()
     return named, wire.kernel_log_observations(body, has_node, now, cluster=cluster, book=book)
 
 

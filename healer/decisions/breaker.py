@@ -101,8 +101,8 @@ def next_breaker(
     nodes: int,
     rules: Ruleset,
     now: datetime,
-) -> tuple[Breaker, bool]:
-    """The breaker after checking roots and actions, and whether it opened just now (then page).
+) -> Breaker:
+    """The breaker after checking roots and actions.
 
     `actions`: the last removing steps, oldest first, True = worked. `nodes`: GPU nodes that Slurm knows.
     While open it only collects further roots. Roots that were counted before a reset never open it again.
@@ -112,16 +112,16 @@ def next_breaker(
     fresh = tuple(root for root in roots if root.incident not in counted)
     if breaker.state is BreakerState.open:
         more = tuple(root for root in fresh if root.rule in {root.rule for root in breaker.roots})
-        return (msgspec.structs.replace(breaker, roots=(*breaker.roots, *more)) if more else breaker), False
+        return msgspec.structs.replace(breaker, roots=(*breaker.roots, *more)) if more else breaker
     if is_off(settings):
-        return breaker, False
+        return breaker
     if why := _storm(fresh, threshold(settings, nodes)):
         worst = _worst(fresh)
-        return _opened(breaker, why, tuple(root for root in fresh if root.rule == worst), now), True
+        return _opened(breaker, why, tuple(root for root in fresh if root.rule == worst), now)
     # While half-open, only the canary decides: the failures before the reset would open it again immediately.
     if breaker.state is BreakerState.closed and (why := _failing(actions)):
-        return _opened(breaker, why, (), now), True
-    return breaker, False
+        return _opened(breaker, why, (), now)
+    return breaker
 
 
 def _opened(breaker: Breaker, why: Said, roots: tuple[Root, ...], now: datetime) -> Breaker:

@@ -72,6 +72,7 @@ from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, Inval
 from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.ports.service_accounts import is_person, person_of
 from healer.ports.transactions import Poke
+from healer.telling.news import breaker_reset_message
 from healer.text import Said, quoted, said_by, say
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
@@ -491,6 +492,7 @@ def reset_breaker(tx: CommandTx, order: Order, since: datetime | None = None) ->
     except ValueError as error:
         raise Conflict(said_by(error)) from error
     tx.save_breaker(breaker)
+    tx.queue_message(breaker_reset_message(facts.breaker, order.by, order.reason))
     _audit(tx, facts.cluster, "breaker.reset", f"breaker/{facts.cluster}", order)
     return breaker
 

@@ -146,7 +146,7 @@ def _route(
     tx: PlanTx, row: Unrouted, message: Message, settings: Notifications, since: Mapping[str, datetime],
     now: datetime,
 ) -> None:  # fmt: skip
-    thread = tx.thread(message.incident or message.id)
+    thread = tx.thread(message.thread)
     if message.about.stage is not Stage.opened:
         _route_follow_up(tx, row, message, settings, thread, now)
         return
@@ -161,7 +161,7 @@ def _route(
         else:
             # The incident is open again: the message about its end is obsolete, and must neither follow this
             # one nor delay it.
-            tx.end_late(message.incident or message.id, way.channel, tries=MAX_TRIES)
+            tx.end_late(message.thread, way.channel, tries=MAX_TRIES)
             due = _backed_off(tx, message, way, now)
             _queue_delivery(tx, message, row.at, way, DeliveryState.due, next_try_at=due)
     if message.incident is not None and thread.state is not None and not is_over:
@@ -179,7 +179,7 @@ def _route_follow_up(
     were never tried."""
     is_end = message.about.stage is Stage.resolved
     if is_end:
-        _withdraw_untried(tx, message.incident or message.id)
+        _withdraw_untried(tx, message.thread)
     for channel in settings.channels:
         name = channel.name
         if name in thread.standing or name in thread.tried:

@@ -31,6 +31,7 @@ from healer.incidents.impact import hit_at_the_time, hit_since_listed
 from healer.model import (
     ENDED_RUN_STATES,
     NODE_REMOVING,
+    BreakerState,
     FaultClass,
     GateFacts,
     Guard,
@@ -369,11 +370,11 @@ def _update_breaker(walk: Walk) -> None:
         breaker = after_run_news(breaker, breaker.canary, state, now)
     roots = storm_roots(walk.work.by_id.values(), facts, walk.rules, walk.now)
     nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
-    breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, walk.rules, now)
+    breaker = next_breaker(breaker, roots, facts.actions, nodes, walk.rules, now)
     if breaker != facts.breaker:
         walk.tx.save_breaker(breaker)
-    if opened:
-        walk.tx.queue_message(breaker_page(breaker, walk.now))
+    if breaker.state is BreakerState.open and facts.breaker.state is not BreakerState.open:
+        walk.tx.queue_message(breaker_page(breaker))
         roots_named = sorted({root.node for root in breaker.roots})
         walk.audit("breaker.opened", f"breaker/{breaker.cluster}", why=breaker.why, roots=roots_named)
     walk.facts = msgspec.structs.replace(facts, breaker=breaker)

@@ -53,7 +53,8 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     `alarm` is the same for all messages of one problem, also over several incidents: repeats of it are sent
     at growing intervals. `run` waits for an approval, which `asked` names; `preview` is what it would do,
     line by line.
-    `everybody`: it pages every channel that a route names.
+    `everybody`: it pages every channel that a route names. `thread`: of a follow-up, the id of the first
+    message.
     """
 
     rule: str = ""
@@ -65,6 +66,7 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     asked: str = ""
     preview: tuple[str, ...] = ()
     everybody: bool = False
+    thread: str = ""
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +183,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     incident: str | None = None
     data: dict[str, Any] = {}
     about: About = About()
+
+    @property
+    def thread(self) -> str:
+        """What people read as one conversation, and what a pager resolves: all messages of an incident, or
+        else a message and its follow-ups."""
+        return self.incident or self.about.thread or self.id
 
 
 class TicketStage(StrEnum):

@@ -149,7 +149,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
 def digest(name: str, cluster: str, items: Sequence[Item], console_url: str) -> Message:
     """One message for many, by severity, each incident once and in its present state."""
-    once = {item.message.incident or item.message.id: item for item in items}
+    once = {item.message.thread: item for item in items}
     ordered = sorted(once.values(), key=lambda item: _severity(item).value)
     lines = [_in_digest(item, console_url) for item in ordered[:DIGEST_MAX]]
     if len(ordered) > DIGEST_MAX:
@@ -248,7 +248,7 @@ def notice_of(
     approve = sign_link(run, link_secret, at) if run and link_secret else run
     return Notice(
         id=message.id,
-        thread=message.incident or message.id,
+        thread=message.thread,
         cluster=message.cluster,
         title=quoted(one_line(_with_cluster(message))),
         lines=tuple(quoted(shown(line)) for line in message.text.split("\n") if line.strip()),
@@ -292,12 +292,25 @@ def _paging(message: Message) -> Message:
     return msgspec.structs.replace(message, page=True)
 
 
-def breaker_page(breaker: Breaker, now: datetime) -> Message:
+def breaker_page(breaker: Breaker) -> Message:
     cluster, nodes = breaker.cluster, sorted({root.node for root in breaker.roots})
     title = say("telling.breaker_open", cluster=cluster, why=breaker.why)
     lines = (breaker.why, _nodes(nodes), say("telling.breaker_means"))
-    name = f"breaker:{cluster}:{now.isoformat()}"
-    return _paging(_of_healer(cluster, name, f"breaker@{cluster}", title, lines, Severity.P0))
+    name, alarm = _breaker_thread(breaker), f"breaker@{cluster}"
+    return _paging(_of_healer(cluster, name, alarm, title, lines, Severity.P0))
+
+
+def breaker_reset_message(breaker: Breaker, by: str, reason: str) -> Message:
+    """Resolves the page. `breaker`: as it was open."""
+    cluster, thread = breaker.cluster, _breaker_thread(breaker)
+    title, alarm = say("telling.breaker_reset", who=by, cluster=cluster), f"breaker@{cluster}"
+    about = {"stage": Stage.resolved, "thread": thread}
+    return _of_healer(cluster, f"{thread}:reset", alarm, title, (quoted(reason),), Severity.P0, **about)
+
+
+def _breaker_thread(breaker: Breaker) -> str:
+    since = breaker.since.isoformat() if breaker.since is not None else ""
+    return f"breaker:{breaker.cluster}:{since}"
 
 
 def _nodes(names: Sequence[str]) -> Said:

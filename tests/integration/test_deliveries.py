@@ -26,6 +26,8 @@ from healer.bootstrap import doctor_checks
 from healer.bootstrap.messaging import ChannelBook, Telling
 from healer.engine import tell
 from healer.model import (
+    Breaker,
+    BreakerState,
     Channel,
     ChannelKind,
     Incident,
@@ -43,8 +45,8 @@ from healer.model import (
 from healer.ports.outbound import DeliveryFailed, MessageChannel, Notice
 from healer.settings import Settings
 from healer.settings import load as load_settings
-from healer.telling.news import about_incident, approval_page, p0_page
-from healer.text import to_stored
+from healer.telling.news import about_incident, approval_page, breaker_page, breaker_reset_message, p0_page
+from healer.text import quoted, to_stored
 from tests.support import api
 from tests.support import chats as stand_in
 from tests.support.chats import Chats, serve_chats
@@ -234,6 +236,22 @@ def test_a_page_goes_to_the_pager_and_all_else_does_not(site: Site) -> None:
     assert site.paged() == ["trigger", "resolve"]
     keys = {event["dedup_key"] for event in site.chats.taken["pagerduty"]}
     assert keys == {f"healer:pod1:{one.id}"}
+
+
+def test_a_reset_of_the_breaker_resolves_its_page(site: Site) -> None:
+    opened = Breaker(cluster="pod1", state=BreakerState.open, since=START, why=quoted("5 nodes in 5 min"))
+    site.put(breaker_page(opened))
+    site.round()
+    site.put(breaker_reset_message(opened, "ann", "driver rolled back"))
+    site.round(60)
+    actions = [(one["event_action"], one["dedup_key"]) for one in site.chats.taken["pagerduty"]]
+    assert actions == [
+        (action, f"healer:pod1:breaker:pod1:{START.isoformat()}") for action in ("trigger", "resolve")
+    ]
+    again = msgspec.structs.replace(opened, since=site.hand.now())
+    site.put(breaker_page(again))
+    site.round(600)
+    assert site.paged() == ["trigger", "resolve", "trigger"]
 
 
 def test_escalated_incident_updates_the_same_message(site: Site) -> None:

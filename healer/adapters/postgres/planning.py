@@ -165,7 +165,7 @@ class PostgresPlanTx:
             **pick(put, "channel", "how", "at", "state", "next_try_at", "ended_at"),
             cluster=message.cluster,
             message=message.id,
-            thread=message.incident or message.id,
+            thread=message.thread,
             alarm=storable_text(put.alarm),
             stage=message.about.stage,
         )

@@ -81,33 +81,33 @@ class TestStormRoots:
 class TestStorm:
     def test_opens_at_the_threshold_of_one_rule(self):
         four = tuple(root(n) for n in range(1, 5))
-        assert look(roots=four) == (CLOSED, False)
-        breaker, opened = look(roots=(*four, root(9)))
-        assert opened and breaker.state is BreakerState.open and breaker.since == NOW
+        assert look(roots=four) == CLOSED
+        breaker = look(roots=(*four, root(9)))
+        assert breaker.state is BreakerState.open and breaker.since == NOW
         assert len(breaker.roots) == 5 and "5 nodes with gpu-lost" in breaker.why
 
     def test_one_node_twice_and_two_rules_are_no_storm(self):
         again = tuple(root(1, incident=f"i{n}") for n in range(9))
         mixed = (*(root(n) for n in range(1, 5)), *(root(n, "gpu-fatal") for n in range(1, 5)))
-        assert look(roots=again)[1] is False
-        assert look(roots=mixed)[1] is False
+        assert look(roots=again) == CLOSED
+        assert look(roots=mixed) == CLOSED
 
     def test_says_what_they_share(self):
         alike = tuple(root(n, driver="580.65", switch="leaf00") for n in range(1, 6))
-        assert "driver 580.65" in look(roots=alike)[0].why and "switch leaf00" in look(roots=alike)[0].why
-        assert "driver" not in look(roots=(*alike[1:], root(1, driver="575", switch="leaf00")))[0].why
+        assert "driver 580.65" in look(roots=alike).why and "switch leaf00" in look(roots=alike).why
+        assert "driver" not in look(roots=(*alike[1:], root(1, driver="575", switch="leaf00"))).why
 
     def test_share_1_switches_it_off(self):
         site = rules(GuardSettings(breaker_share=1.0))
         many = tuple(root(n) for n in range(1, 33))
-        assert look(roots=many, actions=[False] * 10, site=site) == (CLOSED, False)
+        assert look(roots=many, actions=[False] * 10, site=site) == CLOSED
 
     def test_open_gathers_further_roots_and_stays_open(self):
-        opened, _ = look(roots=tuple(root(n) for n in range(1, 6)))
-        more, again = look(opened, roots=(root(5), root(6), root(7, "gpu-fatal")))
-        assert again is False and more.state is BreakerState.open
+        opened = look(roots=tuple(root(n) for n in range(1, 6)))
+        more = look(opened, roots=(root(5), root(6), root(7, "gpu-fatal")))
+        assert more.state is BreakerState.open
         assert [one.node for one in more.roots] == [name(n) for n in range(1, 7)]
-        assert look(opened) == (opened, False)
+        assert look(opened) == opened
 
 
 class TestFailingActions:
@@ -124,16 +124,16 @@ class TestFailingActions:
         ],
     )
     def test_more_than_half_of_the_last_ten_the_last_one_too(self, actions, opens):
-        assert look(actions=actions)[1] is opens
+        assert (look(actions=actions).state is BreakerState.open) is opens
 
     def test_old_failures_do_not_stop_a_canary(self):
         half = Breaker(cluster=CLUSTER, state=BreakerState.half_open)
-        assert look(half, actions=[False] * 10) == (half, False)
+        assert look(half, actions=[False] * 10) == half
 
 
 class TestResetAndCanary:
     def opened(self) -> Breaker:
-        return look(roots=tuple(root(n) for n in range(1, 6)))[0]
+        return look(roots=tuple(root(n) for n in range(1, 6)))
 
     def test_a_named_person_with_a_reason_makes_it_half_open(self):
         half = reset(self.opened(), "alice", "sensor was wrong", later(minutes=1))
@@ -166,5 +166,5 @@ class TestResetAndCanary:
         half = reset(self.opened(), "alice", "x", NOW)
         closed = after_run_news(msgspec.structs.replace(half, canary="r1"), "r1", RunState.done, NOW)
         for breaker in (half, closed):
-            assert look(breaker, roots=known)[1] is False
-            assert look(breaker, roots=(*known, *(root(n) for n in range(11, 16))))[1] is True
+            assert look(breaker, roots=known) == breaker
+            assert look(breaker, roots=(*known, *(root(n) for n in range(11, 16)))).state is BreakerState.open

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from healer.decisions import COOLDOWN, reset
+from healer.engine.command import Order, reset_breaker
 from healer.engine.walk import walk
 from healer.model import (
     BreakerState,
@@ -17,6 +18,7 @@ from healer.model import (
     GuardSettings,
     IncidentState,
     Maintenance,
+    Message,
     Mode,
     Observation,
     Outcome,
@@ -458,6 +460,40 @@ def test_after_a_persons_reset_one_canary_goes_and_its_success_closes_the_breake
     (wave,) = [one for one in site.open_incidents if one.rule == "wave"]
     assert (wave.folded, wave.bad_nodes, wave.severity) == ((), (), Severity.P1)
     assert len(site.pages) <= 1 + len(site.open_incidents)
+
+
+def test_a_canary_that_fails_opens_the_breaker_with_a_page_of_its_own() -> None:
+    """Who reset it may be gone; until the next reset nothing more is drained."""
+    site = Site(20)
+    site.walk(*[seen for number in range(1, 4) for seen in site.say(number, LOST)])
+    site.run_for(10)
+    site.clock.advance(3600)
+    with site.ledger.command() as tx:
+        reset_breaker(tx, Order(CLUSTER, "ann", "driver rolled back", "q1", site.clock))
+    site.walk()
+    (canary,) = [run for run in site.runs if run.state is RunState.running]
+    site.drive()
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(canary.id, RunState.stuck, why="the drain failed", at=site.now)
+    site.run_for(10)
+    assert site.ledger.tables.breaker is not None
+    assert site.ledger.tables.breaker.state is BreakerState.open
+    first, second = [one for one in site.pages if one.id.startswith("breaker:")]
+    assert first.id != second.id and canary.id[:8] in second.text
+    assert site.audited("breaker.opened") == 2
+
+
+def test_a_reset_resolves_the_page_of_the_breaker() -> None:
+    site = Site(20)
+    site.walk(*[seen for number in range(1, 4) for seen in site.say(number, LOST)])
+    site.run_for(10)
+    (page,) = site.pages
+    with site.ledger.command() as tx:
+        reset_breaker(tx, Order(CLUSTER, "ann", "driver rolled back", "q1", site.clock))
+    (news,) = [one for _, one in site.ledger.tables.sent if one.id.endswith(":reset")]
+    assert isinstance(news, Message)
+    assert (news.thread, news.about.stage, news.page) == (page.thread, Stage.resolved, False)
+    assert "ann" in news.title and news.text == "driver rolled back"
 
 
 def test_more_findings_in_a_wave_open_nothing_and_a_person_closes_all() -> None:

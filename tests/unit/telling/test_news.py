@@ -210,7 +210,7 @@ def test_a_long_list_of_nodes_or_jobs_says_how_many_more_there_are() -> None:
     breaker = Breaker(cluster="pod1", state=BreakerState.open, why=quoted("storm"), roots=roots)
     wide = incident(jobs_hit=tuple(map(str, range(60))), nodes=dict.fromkeys(names, Verdict.isolate))
     texts = [
-        news.breaker_page(breaker, AT).text,
+        news.breaker_page(breaker).text,
         news.notify_message(wide).text,
         news.opened_news(wide).text,
         news.ticket_words(wide, AT)[1],

@@ -6,7 +6,7 @@ run and no walk waits for either. A sink may get a message twice (a crash after 
 channel that supports search is searched first.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -136,10 +136,30 @@ def _queue_changed(tx: NewsTx) -> None:
 
 def _route_queued(tx: PlanTx, settings: Notifications, since: Mapping[str, datetime], now: datetime) -> None:
     unrouted = tx.unrouted()
+    pages = news.many_pages([row.message for row in unrouted if row.message is not None and since])
+    in_one = {member.id for members in pages for member in members}
+    # An Alertmanager groups alerts itself, and needs each of them.
+    feeds = {channel.name for channel in settings.channels if channel.kind is ChannelKind.alertmanager}
+    to_feeds, to_people = settings.to_channels(feeds), settings.to_channels(since.keys() - feeds)
+    for members in pages:
+        _page_once(tx, members, to_people, since, now)
     for row in unrouted:
         if row.message is not None and since:
-            _route(tx, row, row.message, settings, since, now)
+            _route(tx, row, row.message, to_feeds if row.id in in_one else settings, since, now)
     tx.mark_routed([row.id for row in unrouted])
+
+
+def _page_once(
+    tx: PlanTx, members: Sequence[Message], to_people: Notifications, since: Mapping[str, datetime],
+    now: datetime,
+) -> None:  # fmt: skip
+    """One page in place of several: after a storm, tens of nodes may be left in service at once."""
+    page = news.page_of_many(members)
+    tx.queue(page, routed=True)
+    _route(tx, Unrouted(page.id, now, page), page, to_people, since, now)
+    for message in members:
+        for way in routes_to(to_people.routes, message.severity, message.cluster, message.about):
+            _queue_delivery(tx, message, now, way, DeliveryState.folded, ended_at=now)
 
 
 def _route(

@@ -1,6 +1,6 @@
 """`rules/notifications.yaml`: who is notified of what, and how. Format: docs/notifications.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -135,6 +135,14 @@ class Notifications(msgspec.Struct, frozen=True, kw_only=True):
 
     def channel(self, name: str) -> Channel | None:
         return next((channel for channel in self.channels if channel.name == name), None)
+
+    def to_channels(self, names: Collection[str]) -> "Notifications":
+        """The same, with routes to these channels alone."""
+        only = (
+            msgspec.structs.replace(route, to=tuple(name for name in route.to if name in names))
+            for route in self.routes
+        )
+        return msgspec.structs.replace(self, routes=tuple(only))
 
 
 class Routing(msgspec.Struct, frozen=True):

@@ -47,6 +47,8 @@ from healer.text.language import Language
 PROOF_MAX = 8
 DIGEST_MAX = 40
 _LINE_MAX = 200
+#: Incidents of one rule that page on their own in one round of planning.
+PAGES_MAX = 3
 #: Nodes, jobs and addresses that a line names: the incident's page has all of them.
 _NAMED_MAX = 40
 
@@ -359,6 +361,26 @@ def p0_page(incident: Incident, why: str) -> Message:
     ]
     kind = f"p0:{incident.p0_since:%Y%m%dT%H}{_again(incident)}"
     return _of_incident(incident, kind, title, lines, Severity.P0, page=True)
+
+
+def many_pages(messages: Sequence[Message]) -> list[list[Message]]:
+    """P0 pages of more than `PAGES_MAX` incidents of one rule and fault, which are to be one."""
+    alike: dict[tuple[str, str], list[Message]] = {}
+    for message in messages:
+        if message.page and message.incident and message.severity is Severity.P0:
+            alike.setdefault((message.about.rule, message.about.fault), []).append(message)
+    return [members for members in alike.values() if len(members) > PAGES_MAX]
+
+
+def page_of_many(members: Sequence[Message]) -> Message:
+    """One page for the P0 incidents of `many_pages`: their nodes, and one of them as an example."""
+    first, nodes = members[0], sorted({member.about.node for member in members} - {""})
+    title = say("telling.many_title", cluster=first.cluster, n=len(members), rule=first.about.rule)
+    lines = (_nodes(nodes), say("telling.many_example", title=first.title), first.text)
+    digest = sha256("\0".join(sorted(member.id for member in members)).encode()).hexdigest()[:12]
+    name, alarm = f"p0:{first.cluster}:{digest}", f"{first.about.rule}@{first.cluster}"
+    about = {"rule": first.about.rule, "fault": first.about.fault}
+    return _paging(_of_healer(first.cluster, name, alarm, title, lines, Severity.P0, **about))
 
 
 def demotion_message(cluster: str, rule: str, why: str, incident: str, request: str) -> Message:

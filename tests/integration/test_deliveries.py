@@ -254,6 +254,40 @@ def test_a_reset_of_the_breaker_resolves_its_page(site: Site) -> None:
     assert site.paged() == ["trigger", "resolve", "trigger"]
 
 
+def test_many_p0_pages_at_once_are_one_that_names_their_nodes(site: Site) -> None:
+    """A breaker that closes after a storm of forty nodes paged 38 times within a second."""
+    every = Route(to=("feed",), how=Manner.channel, severities=(Severity.P0,))
+    site.notifications = msgspec.structs.replace(
+        site.notifications, routes=(*site.notifications.routes, every)
+    )
+    site.round()
+    ones = [
+        site.incident(number, node=f"gpu{number:04}", severity=Severity.P0, p0_since=START)
+        for number in range(1, 6)
+    ]
+    for one in ones:
+        site.put(p0_page(one, "held by hourly"))
+    site.round()
+    (page,) = site.chats.taken["pagerduty"]
+    assert page["payload"]["summary"] == "5 P0 incidents in pod1: gpu-lost"
+    assert "gpu0001, gpu0002, gpu0003, gpu0004, gpu0005" in str(page) and "held by hourly" in str(page)
+    assert len(site.slack()) == 1
+    assert len({alert["labels"]["incident"] for alert in site.chats.taken["alertmanager"]}) == 5
+    assert site.states(channel="night") == ["sent", *["folded"] * 5]
+    site.put(over(ones[0], site.hand.now()))
+    site.round(60)
+    assert site.paged() == ["trigger"] and len(site.slack()) == 1
+
+
+def test_three_p0_pages_at_once_are_a_page_each(site: Site) -> None:
+    site.round()
+    for number in range(1, 4):
+        one = site.incident(number, node=f"gpu{number:04}", severity=Severity.P0, p0_since=START)
+        site.put(p0_page(one, "held by hourly"))
+    site.round()
+    assert site.paged() == ["trigger"] * 3
+
+
 def test_escalated_incident_updates_the_same_message(site: Site) -> None:
     one = site.incident(severity=Severity.P2)
     site.round()

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from sqlalchemy.exc import DBAPIError
 
 
-#: SQLSTATEs of PostgreSQL: there is no such table or column; this login lacks a right.
-_NO_TABLE, _NO_RIGHT = ("42P01", "42703"), "42501"
+#: SQLSTATEs of PostgreSQL: there is no such table or column; this login lacks a right; a standby, which only
+#: reads.
+_NO_TABLE, _NO_RIGHT, _READ_ONLY = ("42P01", "42703"), "42501", "25006"
 
 
 class Failed(UserError):
@@ -89,7 +90,8 @@ def database_problem(error: "DBAPIError") -> Said | None:
         return say("commands.database_older", why=why)
     if state == _NO_RIGHT:
         return say("commands.database_login", why=why)
-    return say("commands.database_away", why=why) if isinstance(error, OperationalError) else None
+    is_away = isinstance(error, OperationalError) or state == _READ_ONLY
+    return say("commands.database_away", why=why) if is_away else None
 
 
 def not_one_of(given: str, choices: Iterable[str]) -> Said:

@@ -77,6 +77,16 @@ def test_a_database_with_other_tables_or_for_another_login_is_one_sentence(
         assert "`healer db upgrade`" in done.stderr
 
 
+def test_a_standby_which_only_reads_is_one_sentence(fresh_database: sa.Engine) -> None:
+    with fresh_database.begin() as conn:
+        name = fresh_database.url.database
+        conn.exec_driver_sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    where = fresh_database.url.render_as_string(hide_password=False)
+    done = healer("db", "upgrade", HEALER_DATABASE_URL=where)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "read-only transaction" in done.stderr
+
+
 @pytest.mark.parametrize(
     "words", ["backup --without-keys {}", "audit export --out {}", "support-bundle --output {}"]
 )

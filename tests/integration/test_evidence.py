@@ -6,8 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
 from healer.adapters.postgres import evidence as kept
+from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.evidence import PostgresEvidence, forget
 from healer.model import Bundle, EvidenceFile, IncidentState
 from healer.ports.node_exec import EvidenceBook, EvidenceBroken
@@ -93,6 +95,19 @@ def test_old_ones_go_and_the_oldest_of_too_much(
     monkeypatch.setattr(kept, "LOW_BYTES", 120)
     forget(fresh_database, START, low=True)
     assert [one.id for one in book.files()] == ["e3"] and book.stored("e2") == 0
+
+
+def test_a_file_that_cannot_be_deleted_in_time_keeps_no_older_one(fresh_database: sa.Engine) -> None:
+    """2 GB that are deleted at once take minutes on a slow disk, and a statement has seconds."""
+    book = PostgresEvidence(fresh_database)
+    for day, name in ((-94, "e3"), (-93, "e2"), (-92, "e1")):
+        keep(book, made(name, at=START + timedelta(days=day)))
+    hurried = make_engine(fresh_database.url.render_as_string(hide_password=False), statement_timeout_s=0.5)
+    with fresh_database.begin() as other, pytest.raises(OperationalError):
+        other.execute(sa.text("SELECT FROM evidence WHERE id = 'e1' FOR UPDATE"))
+        forget(hurried, START)
+    hurried.dispose()
+    assert [one.id for one in book.files()] == ["e1"]
 
 
 def test_those_of_an_open_incident_and_its_parts_stay_and_are_the_last_beyond_the_limit(

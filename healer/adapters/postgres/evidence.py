@@ -101,7 +101,8 @@ def forget(engine: sa.Engine, now: datetime, *, low: bool = False) -> None:
     """Deletes files that are too old, and the oldest beyond the limit. `low`: the disk is nearly full.
 
     Those of an open incident, or of one that is part of it, are kept; beyond the limit the oldest of them go
-    last, because without a disk nothing is healed.
+    last, because without a disk nothing is healed. Each file is a transaction of its own: to delete 2 GB at
+    once writes as much to the log, on the same disk, and may take longer than a statement may.
     """
     files, is_open = evidence.c, _of_open_incident()
     first = (is_open.desc(), files.at.desc(), files.id.desc())
@@ -110,8 +111,11 @@ def forget(engine: sa.Engine, now: datetime, *, low: bool = False) -> None:
     limit = sa.case((summed.c.is_open, MOST_BYTES), else_=LOW_BYTES if low else MOST_BYTES)
     old = sa.and_(~summed.c.is_open, summed.c.at < now - KEPT)
     gone = sa.select(summed.c.id).where(sa.or_(old, summed.c.so_far > limit))
-    with engine.begin() as conn:
-        conn.execute(sa.delete(evidence).where(files.id.in_(gone)))
+    with engine.connect() as conn:
+        ids = conn.scalars(gone.order_by(summed.c.is_open, summed.c.at, summed.c.id)).all()
+    for file in ids:
+        with engine.begin() as conn:
+            conn.execute(sa.delete(evidence).where(files.id == file))
 
 
 def _of_open_incident() -> sa.ColumnElement[bool]:

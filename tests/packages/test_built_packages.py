@@ -225,3 +225,21 @@ def test_each_package_stops_its_own_units_alone(tmp_path: Path) -> None:
     (tmp_path / "stop_for_good").unlink()
     assert asked("healer-node.sh", "stop_for_good") & (server | node) == node
     assert not wanted.is_symlink()
+
+
+def test_an_upgrade_after_one_that_was_cut_off_starts_what_that_one_stopped(tmp_path: Path) -> None:
+    """dpkg unpacks, is killed, and unpacks again: by then no unit runs."""
+    twice = """
+    . "$1"
+    RAN=$2/ran runs=healer-api.service
+    systemd_runs() { :; }
+    systemctl() { case $1 in list-*) echo "$runs" ;; *) echo "$*" ;; esac; }
+    stop_for_upgrade
+    runs=
+    stop_for_upgrade
+    start_again
+    [ ! -e "$RAN" ]
+    """
+    words = [ROOT / "deploy/packages/scripts/healer.sh", tmp_path]
+    done = subprocess.run(["sh", "-c", twice, "sh", *words], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "start healer-api.service"

@@ -1,7 +1,8 @@
 # What happens around the files of the package healer. deb and rpm call these functions, each at its own time.
 set -e
 PYTHON=/opt/healer/.venv/bin/python
-# Which units ran before an upgrade, until they run again.
+# Which units ran before an upgrade, until they run again. One that was cut off is followed by another, which
+# finds them stopped.
 RAN=/run/healer-package.units
 
 systemd_runs() { [ -d /run/systemd/system ]; }
@@ -11,7 +12,7 @@ stop_for_upgrade() {
     systemd_runs || return 0
     systemctl list-units --plain --no-legend --full --state=active,activating,reloading \
         healer.service healer.target 'healer-*.service' |
-        awk '$1 !~ /^healer-(follow|nvhcd|upgrade)\.service$/ {print $1}' >"$RAN"
+        awk '$1 !~ /^healer-(follow|nvhcd|upgrade)\.service$/ {print $1}' >>"$RAN"
     # shellcheck disable=SC2046 # one word per unit
     [ ! -s "$RAN" ] || systemctl stop $(cat "$RAN")
 }

@@ -60,8 +60,8 @@ def _accounts(services: Services) -> LocalAccounts:
 def _proven(
     accounts: LocalAccounts, access: Access, attempt: Attempt, address: str
 ) -> tuple[Account, Arrival]:
-    # What was typed is one credential: the same one again costs the address nothing.
-    with access.budget.hold_now(address, digest_of("\0".join(attempt))) as hold:
+    # Each attempt counts, also the same one again: each costs a hash, and few may be made at once.
+    with access.budget.hold_now(address, secrets.token_bytes(32)) as hold:
         account = accounts.account_of(attempt.name, attempt.password)
         arrival = None if account is None else _arrival(accounts, access, account, attempt.code)
         if account is None or arrival is None:

@@ -304,13 +304,14 @@ def test_wrong_codes_lock_the_sign_in_despite_the_right_password(site: Site) -> 
         site.sign_in(ann, address="192.0.2.99")
 
 
-def test_wrong_attempts_are_counted_by_address(site: Site) -> None:
+@pytest.mark.parametrize("guess", ["guess {wrong}", "the same again"])
+def test_wrong_attempts_are_counted_by_address(site: Site, guess: str) -> None:
     ann = site.add("ann", role=Role.operator)
     wrong = 0
     with pytest.raises(OverBudget):  # the budget earns one every 2 s while this goes on
         for wrong in range(10 * int(BURST)):
             with pytest.raises(SignInRefused):
-                site.sign_in(ann, password=f"guess {wrong}")
+                site.sign_in(ann, password=guess.format(wrong=wrong))
     assert wrong >= BURST
     assert site.sign_in(ann, address="192.0.2.2")
 

@@ -29,10 +29,11 @@ def _members(ranges: tuple[tuple[int, int], ...]) -> str:
     return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
 
 
+#: Any of these, and only then what is around it: alternatives would each be tried at every character of an
+#: answer, and an answer may be large.
 _FORM = re.compile(
-    f"[{_members(_UNSEEN)}]"
-    f"|[{_members(_JOINERS)}](?![{_members(_JOINING)}])"
-    f"|(?<![{_members(_JOINING)}])[{_members(_JOINERS)}]"
+    f"[{_members(_UNSEEN + _JOINERS)}]"
+    f"(?:(?<=[{_members(_UNSEEN)}])|(?![{_members(_JOINING)}])|(?<![{_members(_JOINING)}].))"
 )
 
 

@@ -3,7 +3,9 @@
 import ast
 import io
 import json
+import re
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -91,6 +93,22 @@ def test_text_of_all_scripts_stays() -> None:
 def test_once_is_enough(text: str) -> None:
     assert shown(shown(text)) == shown(text)
     assert hidden(shown(text)) == ""
+
+
+def test_a_large_answer_costs_little_more_than_one_pass_over_it() -> None:
+    """Anybody may ask for some, and others wait meanwhile."""
+    document = json.dumps("a node – " * 25_000, ensure_ascii=False)
+
+    def cost_s(work: Callable[[], object]) -> float:
+        times = []
+        for _ in range(5):
+            began_s = time.process_time()
+            work()
+            times.append(time.process_time() - began_s)
+        return min(times)
+
+    one_pass_s = cost_s(lambda: re.sub("[^ -~]", "-", document))
+    assert cost_s(lambda: shown_json(document)) < 2 * one_pass_s
 
 
 @given(st.recursive(st.text(st.characters(codec=None)), lambda inner: st.lists(inner, max_size=3)))

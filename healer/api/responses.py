@@ -25,7 +25,17 @@ def answer(
     request: Request, value: Any, status: int = 200, *, headers: Mapping[str, str] | None = None
 ) -> Response:
     """`value` as JSON. A GET carries an ETag and is 304 when the caller has the same already."""
-    body = sent_json(_encode(value))
+    return answer_json(request, as_json(value), status, headers=headers)
+
+
+def as_json(value: Any) -> bytes:
+    return sent_json(_encode(value))
+
+
+def answer_json(
+    request: Request, body: bytes, status: int = 200, *, headers: Mapping[str, str] | None = None
+) -> Response:
+    """`answer`, of what is JSON already."""
     if request.method != "GET":
         return Response(body, status, headers=headers, media_type="application/json")
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'

@@ -2,16 +2,17 @@
 
 import html
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
 from healer.api.access import Viewer, clusters_shown
 from healer.api.collection_routes import scrape_gauges
 from healer.api.documents import answers
 from healer.api.metrics import DATABASE_UP, Found, exposition, job_figures
-from healer.api.responses import answer
+from healer.api.responses import answer, answer_json, as_json
 from healer.api.services import Services, services_of
 from healer.api.spooling import Spooling
 from healer.ports.answers import Readiness
@@ -92,14 +93,28 @@ def _stored_figures(request: Request) -> Found:
 
 @router.get("/openapi.json", include_in_schema=False)
 def openapi(request: Request) -> Response:
-    return answer(request, request.app.openapi())
+    return answer_json(request, _document(request.app))
 
 
 @router.get("/docs", include_in_schema=False)
 def docs(request: Request) -> Response:
+    policy = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"}
+    return Response(_page(request.app), media_type="text/html; charset=utf-8", headers=policy)
+
+
+# Made once: anybody may ask for them, and each thread that makes one keeps the others waiting.
+
+
+@lru_cache(maxsize=1)
+def _document(app: FastAPI) -> bytes:
+    return as_json(app.openapi())
+
+
+@lru_cache(maxsize=1)
+def _page(app: FastAPI) -> bytes:
     """The OpenAPI document as one plain page: it works without network and without scripts."""
     rows = []
-    for path, operations in request.app.openapi()["paths"].items():
+    for path, operations in app.openapi()["paths"].items():
         for method, operation in operations.items():
             names = ", ".join(parameter["name"] for parameter in operation.get("parameters", ()))
             text = (operation.get("description") or operation.get("summary") or "").split("\n\n")[0]
@@ -112,5 +127,4 @@ def docs(request: Request) -> Response:
         + "".join(rows)
         + "</table></html>"
     )
-    policy = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"}
-    return Response(page, media_type="text/html; charset=utf-8", headers=policy)
+    return page.encode()

@@ -153,3 +153,16 @@ def test_a_wrong_sign_in_link_counts_too(served: Served) -> None:
         access.session("1.y", STRANGERS)
     cookie = access.sign_in(api.token("operator", once=True, name="ann"), PERSON)
     assert access.session(cookie, STRANGERS).name == "ann", "a session that was just opened passes"
+
+
+def test_what_anybody_may_ask_for_is_made_once(served: Served) -> None:
+    api, client = served
+    first = [client.get(path) for path in ("/openapi.json", "/docs")]
+
+    def made_again() -> dict[str, object]:
+        raise AssertionError("each time takes as long as 50 other requests")
+
+    api.app.openapi = made_again  # type: ignore[method-assign]
+    again = [client.get(path) for path in ("/openapi.json", "/docs")]
+    assert [answer.status_code for answer in (*first, *again)] == [200] * 4
+    assert [answer.content for answer in first] == [answer.content for answer in again]

@@ -333,7 +333,7 @@ class Access:
         """Uses up a sign-in link; the value of the session cookie, or None."""
         now, digest = self._services.clock.now(), digest_of(token)
         cookie = f"{token.removeprefix('heal_').partition('_')[0]}.{secrets.token_urlsafe(32)}"
-        with self.budget.hold_now(address, digest) as hold:
+        with self.budget.attempt(address) as hold:
             caller = self._services.tokens.sign_in(
                 digest, digest_of(cookie), now=now, until=now + SESSION_LASTS
             )

@@ -156,6 +156,11 @@ class CredentialBudget:
             raise OverBudget(counted_address(address), 1)
         return held
 
+    def attempt(self, address: str) -> Hold:
+        """`hold_now` for a form that a person fills in: each attempt counts, also the same one again, as each
+        costs a hash or a transaction."""
+        return self.hold_now(address, secrets.token_bytes(32))
+
     def accept_credential(self, digest: bytes, *, person: bool) -> None:
         """For a credential that was just created for an already known caller: the session of a sign-in."""
         self.accept(self._mark(digest), person=person)

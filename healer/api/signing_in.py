@@ -60,8 +60,7 @@ def _accounts(services: Services) -> LocalAccounts:
 def _proven(
     accounts: LocalAccounts, access: Access, attempt: Attempt, address: str
 ) -> tuple[Account, Arrival]:
-    # Each attempt counts, also the same one again: each costs a hash, and few may be made at once.
-    with access.budget.hold_now(address, secrets.token_bytes(32)) as hold:
+    with access.budget.attempt(address) as hold:
         account = accounts.account_of(attempt.name, attempt.password)
         arrival = None if account is None else _arrival(accounts, access, account, attempt.code)
         if account is None or arrival is None:

@@ -3,8 +3,10 @@
 from datetime import timedelta
 
 import httpx
+import pytest
 
 from healer.api.access import Access, csrf_of
+from healer.api.credential_budget import BURST, OverBudget
 from tests.support.api import Api
 from tests.support.wait import wait_until
 
@@ -42,6 +44,15 @@ def test_an_expired_or_revoked_link_opens_nothing(served: Served) -> None:
     api.tokens.revoke(gone.split("_")[1], by="test", now=now)
     assert access.sign_in(late, PEER) is None
     assert access.sign_in(gone, PEER) is None
+
+
+def test_a_wrong_link_costs_its_address_an_attempt_each_time(served: Served) -> None:
+    api, _ = served
+    access: Access = api.app.state.access
+    with pytest.raises(OverBudget):  # the budget earns one every 2 s while this goes on
+        for _ in range(10 * int(BURST)):
+            assert access.sign_in("heal_0123abcd_the-same-again", PEER) is None
+    assert access.sign_in(api.token("viewer", once=True), "192.0.2.2") is not None
 
 
 def test_an_ordinary_token_is_no_link(served: Served) -> None:

@@ -25,6 +25,7 @@ from healer.model import (
     Similar,
 )
 from healer.model.goodput import WASTED, GoodputRow, Prices, Spent, effective
+from healer.model.shown import cell_text
 from healer.observations.seal_state import seal_problems
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import (
@@ -246,10 +247,8 @@ def goodput_csv(rows: Iterable[GoodputRow], by: str) -> str:
     write = csv.writer(file, lineterminator="\n").writerow
     write([by, *(f"{spent}_gpu_hours" for spent in Spent), "gpu_hours", "effective", "cost", "wasted"])
     for row in rows:
-        # A spreadsheet executes a cell that begins like a formula.
-        name = f"'{row.name}" if row.name[:1] in ("=", "+", "-", "@", "\t", "\r") else row.name
         hours = (row.gpu_hours.get(spent, 0.0) for spent in Spent)
-        write([name, *hours, row.total, row.effective, row.cost, row.wasted])
+        write([cell_text(row.name), *hours, row.total, row.effective, row.cost, row.wasted])
     return file.getvalue()
 
 

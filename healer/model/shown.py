@@ -52,6 +52,16 @@ def one_line(text: str) -> str:
     return shown(" ".join(text.split()))
 
 
+#: Where a spreadsheet begins a cell, by its own separators or by those of its user's country, and what makes
+#: that cell a formula.
+_FORMULA = re.compile('(^|[;\t\r\n])(?=[ "]*[=+\\-@＝＋－＠])')
+
+
+def cell_text(text: str) -> str:
+    """The text for a CSV file: no spreadsheet runs any part of it as a formula."""
+    return _FORMULA.sub(r"\1'", text)
+
+
 def shown_json(document: str) -> str:
     """JSON for a terminal: the same document, with escapes for what `shown` replaces. Line ends between its
     values stay."""

@@ -4,6 +4,8 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
 
+from healer.model.shown import cell_text
+
 _Cell = str | float | None
 
 
@@ -11,11 +13,6 @@ def csv_table(rows: Iterable[Sequence[_Cell]], translate: Callable[[str], str]) 
     """Texts in the reader's language, numbers unrounded, None as an empty cell."""
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(
-        [_safe(translate(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows
+        [cell_text(translate(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows
     )
     return file.getvalue()
-
-
-def _safe(text: str) -> str:
-    """A spreadsheet runs a text that begins like a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

@@ -1,5 +1,7 @@
 """Lanes over one time axis: the layout of marks and spans, an incident at a glance and a node's life line."""
 
+import csv
+import io
 import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -54,6 +56,33 @@ def test_the_file_has_every_row_with_times_that_a_program_reads() -> None:
     assert rows[0] == "Time (UTC),Until (UTC),Lane,What"
     assert rows[1] == "2026-11-20T02:16:00.000Z,2026-11-20T02:16:00.000Z,Lane,mark 0"
     assert rows[-1] == "2026-11-20T01:16:00.000Z,,Lane,'=cmd()"
+
+
+def pieces(file: str, separator: str, *, quoted: bool) -> list[str]:
+    """The cells of a file as a spreadsheet with this separator reads it."""
+    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    return [
+        cell for row in csv.reader(io.StringIO(file), delimiter=separator, quoting=quoting) for cell in row
+    ]
+
+
+@pytest.mark.parametrize(
+    "formula", ["=cmd|'/c calc'!A1", "@SUM(1)", "+1", "-1", " =1", "＝1", '"=1"', '=HYPERLINK("x","y")']
+)
+@pytest.mark.parametrize(
+    "before_it", ["", "GPU lost; ", "GPU lost;", "GPU lost\t", "GPU lost\n", "GPU, lost;"]
+)
+def test_no_spreadsheet_of_any_country_runs_what_a_sender_wrote(before_it: str, formula: str) -> None:
+    """One whose country writes decimals with a comma splits a file at semicolons."""
+    mark = Mark(at=before(hours=1), text=before_it + formula)
+    file = svg_lanes.csv_text(chart_of(lane(mark)), str)
+    cells = [
+        cell
+        for by in (",", ";", "\t")
+        for quoted in (True, False)
+        for cell in pieces(file, by, quoted=quoted)
+    ]
+    assert [cell for cell in cells if cell.strip(' "')[:1] in tuple("=+-@＝＋－＠")] == []
 
 
 def test_many_steps_are_few_bars_and_few_rows() -> None:

@@ -39,6 +39,9 @@ from healer.text import language, say
 PREFIX = "/api/v1"
 #: From the first byte, or from the connection's beginning, until all headers are here.
 HEAD_S = 10.0
+#: Bytes of a head, or of what follows a body, that came before the piece that ends it. The parser copies all
+#: of a field with each piece of it, while nobody else is served.
+HEAD_BYTES = 64 * 1024
 #: From the headers to the end of the body; its reader answers 408 long before (`WHOLE_S`).
 REQUEST_S = WHOLE_S + 15.0
 #: Between two requests.
@@ -119,6 +122,8 @@ class _Bounded(HttpToolsProtocol):
     _place = _Place.head
     #: Bytes that came after the connection's last answer.
     _unread = 0
+    #: Bytes since the parser last found the end of a head, a part of a body, or its end.
+    _unfinished = 0
     #: In the client's certificate.
     _names: tuple[str, ...] = ()
 
@@ -152,7 +157,11 @@ class _Bounded(HttpToolsProtocol):
         if self._place is _Place.end and self._answered():
             self._place = _Place.head  # the next request of this connection begins
             self._stop()
+        self._unfinished += len(data)
         super().data_received(data)
+        if self._unfinished > HEAD_BYTES and not self.transport.is_closing():
+            _ENDED.labels("long_head").inc()
+            self.send_400_response("too long")
         # A timer is made only where something is still to come: most requests come in one piece.
         if self._timer is not None or self.transport.is_closing():
             return
@@ -175,13 +184,17 @@ class _Bounded(HttpToolsProtocol):
         if self._names:
             self.scope[CERTIFICATE] = self._names  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
-        self._place = _Place.body
+        self._place, self._unfinished = _Place.body, 0
         self._stop()
+
+    def on_body(self, body: bytes) -> None:
+        self._unfinished = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self.scope[WHOLE] = True  # type: ignore[typeddict-unknown-key]
-        self._place = _Place.end
+        self._place, self._unfinished = _Place.end, 0
         self._stop()
 
     def _last(self, problem: Problem) -> None:

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from ipaddress import ip_network
 
 import pytest
@@ -195,6 +196,51 @@ def test_a_head_that_does_not_come_ends_the_connection(
             until(link, ACCEPTED)
         link.sendall(begins)
         assert rest(link).startswith(b"HTTP/1.1 408")
+
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+WAITS = b"GET /healthz HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n"  # it is answered after 2 s
+
+
+@pytest.mark.parametrize("server", [{"head_s": 60.0, "request_s": 60.0}], indirect=True)
+@pytest.mark.parametrize(
+    "begins",
+    [
+        GET + b"X: ",
+        GET + b"X: a\r\n" * 100,
+        b"GET /",
+        CHUNKED + b"X: ",
+        GET + b"\r\n" + GET + b"X: ",
+        WAITS + GET,
+    ],
+    ids=["field", "fields", "address", "trailer", "second request", "behind one that waits"],
+)
+def test_a_head_without_end_ends_the_connection_before_it_costs_others(server: Server, begins: bytes) -> None:
+    """Each piece of it would cost a copy of all that came before."""
+    _, port = server
+    more = b"X: a\r\n" * 2000 if begins.endswith(b"\n") else b"a" * 12_000
+    sent = 0
+    with connected(port) as link:
+        link.sendall(begins)
+        with suppress(ConnectionError):
+            while sent < 16 * 1024 * 1024:
+                link.sendall(more)
+                sent += len(more)
+    assert sent < 16 * 1024 * 1024
+
+
+def test_a_head_as_long_as_any_honest_one_and_a_long_body_are_taken(server: Server) -> None:
+    api, port = server
+    head, body = post(api, 1, more=f"Cookie: {'a' * 30_000}\r\n", note="n" * 600_000)
+    with connected(port) as link:
+        for _ in range(2):
+            link.sendall(head[:20_000])
+            time.sleep(0.1)
+            link.sendall(head[20_000:])
+            for at in range(0, len(body), 100_000):
+                link.sendall(body[at : at + 100_000])
+            assert b"HTTP/1.1 202" in until(link, b"rejected")
 
 
 @pytest.mark.parametrize("answered_before", [0, 1])

@@ -119,7 +119,7 @@ class Token:
             _lock(lock)
             yield path
         finally:
-            os.close(lock)
+            _unlock(lock)
 
 
 def _checked(token: str, where: str) -> str:
@@ -174,6 +174,16 @@ def _lock(file: int) -> None:
             if time.monotonic() > until:
                 raise NoToken("another rank of this node is getting the token") from None
             time.sleep(0.05)
+
+
+def _unlock(file: int) -> None:
+    """Closing alone would not do: a child that was forked meanwhile, a loader's worker, holds it too."""
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_UN)
+    finally:
+        os.close(file)
 
 
 def _read(path: str) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import stat
 import tempfile
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import healer_steps
 import pytest
+from healer_steps import _token
 from healer_steps._environ import Settings
 from healer_steps._link import Link
 from healer_steps._token import NoToken, Token
@@ -86,6 +88,32 @@ def test_the_ranks_of_a_node_share_one_token_in_a_folder_of_their_user(rank: Ran
     assert got == ["heal_1_a"] * 4 and len(rank.asked()) == 1
     assert stat.S_IMODE(rank.folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(one.stat().st_mode) for one in rank.folder.iterdir()} == {0o600}
+
+
+def test_a_process_forked_while_a_rank_gets_its_token_keeps_no_other_rank_waiting(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a loader's worker is, which lives for the whole epoch."""
+    rank.gives("heal_1_a")
+    first, children = rank.token(), list[int]()
+    post = first._post
+
+    def forks(path: str, body: bytes, token: str) -> Any:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        children.append(child)
+        return post(path, body, token)
+
+    first._post = forks
+    monkeypatch.setattr(_token, "_WAIT_S", 0.5)
+    try:
+        assert [first.value(), rank.token().value()] == ["heal_1_a"] * 2
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert len(children) == 1
 
 
 def test_a_folder_that_others_may_read_is_not_used(rank: Rank) -> None:

@@ -13,7 +13,7 @@ import shutil
 import stat
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 from healer_steps._environ import Settings
@@ -170,20 +170,21 @@ def _lock(file: int) -> None:
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             if time.monotonic() > until:
                 raise NoToken("another rank of this node is getting the token") from None
             time.sleep(0.05)
+        except OSError:  # a file system without locks: each rank asks for itself
+            return None
 
 
 def _unlock(file: int) -> None:
     """Closing alone would not do: a child that was forked meanwhile, a loader's worker, holds it too."""
     import fcntl
 
-    try:
+    with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_UN)
-    finally:
-        os.close(file)
+    os.close(file)
 
 
 def _read(path: str) -> dict[str, Any] | None:

@@ -1,5 +1,7 @@
 """How a job's ranks come by their token: a real munged makes the credential, a made-up healer answers."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -122,6 +124,20 @@ def test_a_folder_that_others_may_read_is_not_used(rank: Rank) -> None:
     rank.gives("heal_1_a", "heal_1_b")
     assert [rank.token().value(), rank.token().value()] == ["heal_1_a", "heal_1_b"]
     assert list(rank.folder.iterdir()) == []
+
+
+def test_a_folder_on_a_file_system_without_locks_is_used_all_the_same(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Lustre is, mounted without `flock`."""
+
+    def refuses(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    monkeypatch.setattr(_token, "_WAIT_S", 0.2)
+    rank.gives("heal_1_a", "heal_1_b")
+    assert [rank.token().value(), rank.token().value()] == ["heal_1_a"] * 2
 
 
 def test_rejected_token_is_dropped_by_all_users_and_renewed(rank: Rank) -> None:

@@ -26,6 +26,8 @@ _OLD_S = 14 * 60.0
 _SLOWEST_S = 60.0
 #: What sending again cannot mend.
 _NEVER = frozenset({400, 403, 404, 405, 413, 415, 422})
+#: What is over soon: too much at once, or healer starts.
+_SOON = frozenset({429, 503})
 
 #: In this order a sample is queued; the names are those of healer's step-times route.
 FIELDS = (
@@ -155,6 +157,10 @@ class Post:
             sender.say("refused", "step times are refused (%d): %.300s" % (status, answer.get("detail", "")))
             return True
         if status != 202:  # healer answers with this alone when it has them
+            if status not in _SOON:
+                sender.say(
+                    "answer", "%s answers with %d, and step times wait" % (sender.settings.url, status)
+                )
             return False
         wrong, lost = answer.get("rejected") or [], 0
         if wrong:

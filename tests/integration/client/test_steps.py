@@ -295,7 +295,10 @@ def test_samples_older_than_healer_takes_are_dropped_here(receiver: Receiver) ->
     assert [one["step"] for one in receiver.samples()] == [2] and steps.dropped == 1
 
 
-def test_a_redirect_takes_the_token_nowhere(receiver: Receiver) -> None:
+def test_a_redirect_takes_the_token_nowhere_and_is_logged(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a site that answers at https only, say: the job would never report a step, and its user not know."""
     receiver.sink.answers.extend([(302, {"Location": receiver.url + "/elsewhere"}, b"")] * 50)
     steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ())
     with steps.step():
@@ -303,6 +306,16 @@ def test_a_redirect_takes_the_token_nowhere(receiver: Receiver) -> None:
     wait_until(lambda: receiver.sink.asked, 20, what="it was asked")
     steps.close(0.2)
     assert {headers[":path"] for headers, _ in receiver.sink.asked} == {"/api/v1/signals/step-times"}
+    assert caplog.text.count("302") == 1 and receiver.url in caplog.text
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_what_is_over_soon_is_not_logged(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    receiver.sink.answers.append((status, {"Retry-After": "0"}, b"{}"))
+    send_one(receiver)
+    assert len(receiver.bodies()) == 2 and "healer:" not in caplog.text
 
 
 def test_token_file_is_reread_and_proxies_are_bypassed(receiver: Receiver, tmp_path: Path) -> None:

@@ -114,7 +114,8 @@ def _inventory(services: Services, rows: NodeRows) -> dict[str, Any]:
 def job(request: Request, caller: JobReader, cluster: Id, job: Id) -> Response:
     """One job: its nodes, step times and checkpoints, the incidents that hit it, and what it lost."""
     confine(request, caller, cluster=cluster, job=job)
-    services = services_of(request)
+    services, snapshot = services_of(request), request.app.state.fleet.snapshots().get(cluster)
+    job = snapshot.id_of(job) if snapshot is not None else job
     history = job_history(services.queries.jobs.rows(cluster, job), job, services.rules())
     if is_stranger(caller, history.user):
         raise NoRole(caller)

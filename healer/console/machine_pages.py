@@ -280,6 +280,7 @@ def _read_job(
     else:
         context = _owner_context(request, pages, owner, cluster)
     snapshot = context["standing"].snapshot
+    job = snapshot.id_of(job) if snapshot else job
     shown = snapshot.jobs.get(job) if snapshot else None
     history = job_history(pages.queries.jobs.rows(cluster, job), job, pages.rules)
     if owner is not None and history.user != owner.name:

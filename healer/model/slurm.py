@@ -428,6 +428,17 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return f"{self.het_job}+{self.het_offset}" if self.het_job and self.het_offset else self.id
 
 
+def job_named(name: str, jobs: Mapping[str, SlurmJob]) -> SlurmJob | None:
+    """The job by raw id, as an array task (`5_1`) or as a component of a heterogeneous job (`5+1`)."""
+    if name in jobs:
+        return jobs[name]
+
+    def is_named(job: SlurmJob) -> bool:
+        return name == job.title or (job.het_job != "" and name == f"{job.het_job}+{job.het_offset}")
+
+    return next(filter(is_named, jobs.values()), None)
+
+
 #: A reservation that begins later than this leaves time to repair faulty nodes and bring them back.
 BEGINS_WITHIN = timedelta(hours=1)
 
@@ -578,6 +589,11 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         """The job; for a heterogeneous one the leader with all its nodes, because each rank runs under the
         leader's id."""
         return _whole(ByIdentity(self.jobs)).get(job) or self.jobs.get(job)
+
+    def id_of(self, job: str) -> str:
+        """The id of the job that Slurm's commands call `5_1` or `5+1`; any other name as it is."""
+        found = job_named(job, self.jobs)
+        return found.id if found is not None else job
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
         """Jobs that hold the node, in the order of `jobs`."""

@@ -15,6 +15,7 @@ from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.commands import ReadCommands, parse_errors
 from healer.adapters.slurm.slurm_reader import SlurmReader
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.slurm import job_named
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, UnknownNode
 from healer.text import Said, said_by, say
 
@@ -156,7 +157,7 @@ class CliReads(SlurmReader):
                 jobs = self._all_jobs()
             else:
                 jobs = {found.id: found}
-        return words.job_named(job, jobs)
+        return job_named(job, jobs)
 
     # --- helpers
 

@@ -20,6 +20,7 @@ from healer.adapters.slurm import parse_json, process, pyslurm_nouns
 from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.slurm_reader import SlurmReader
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.slurm import job_named
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 from healer.text import Said, say
 
@@ -267,7 +268,7 @@ class PyslurmReads(SlurmReader):
             # For an array or a heterogeneous job, Slurm may return another record of it first.
             if record["id"] == int(job):
                 return _parsed(pyslurm_nouns.job, record)
-        return words.job_named(job, self._all_jobs())
+        return job_named(job, self._all_jobs())
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
         self.node(node)

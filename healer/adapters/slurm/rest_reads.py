@@ -17,6 +17,7 @@ from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_link import Found, ReadLink, Request, Token, in_path
 from healer.adapters.slurm.slurm_reader import SlurmReader
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.slurm import job_named
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, UnknownNode
 from healer.text import Said, said_by, say
 
@@ -146,7 +147,7 @@ class RestReads(SlurmReader):
                 return None
             raise
         with parse_errors():
-            return words.job_named(job, parse_json.jobs(answer.body))
+            return job_named(job, parse_json.jobs(answer.body))
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
         self._node(words.checked_node(node))

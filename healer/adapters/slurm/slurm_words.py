@@ -1,7 +1,7 @@
 """Slurm's vocabulary that text, JSON and pyslurm share: states, GRES, names, error messages."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from healer.model import Reservation, SlurmJob, hostlist
@@ -279,13 +279,6 @@ def command_id(job: SlurmJob) -> str:
     """The id for commands: `5_1` for an array task, otherwise the job id. Slurm takes the plain id of an
     array's last task for the whole array (d.8, 12)."""
     return job.id if job.array_task is None else f"{job.array_job}_{job.array_task}"
-
-
-def job_named(name: str, jobs: Mapping[str, SlurmJob]) -> SlurmJob | None:
-    """The job by raw id, as an array task (`5_1`) or as a component of a heterogeneous job (`5+1`)."""
-    tasks = {command_id(job): job for job in jobs.values()}
-    parts = {f"{job.het_job}+{job.het_offset}": job for job in jobs.values()}
-    return jobs.get(name) or tasks.get(name) or parts.get(name)
 
 
 def has_ended(state: str) -> bool:

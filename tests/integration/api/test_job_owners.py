@@ -48,6 +48,24 @@ def test_owner_reads_the_own_job_and_no_other(site: Site) -> None:
         assert site.ask("GET", path, ann).status_code == 403, path
 
 
+def test_a_job_goes_by_the_name_that_slurms_commands_give_it(site: Site) -> None:
+    """`squeue` lists a task of an array as 4700_3, and a component of a heterogeneous job as 4720+1."""
+    shown = snapshot()
+    task = msgspec.structs.replace(shown.jobs["4711"], user="ann", array_job="4700", array_task=3)
+    part = msgspec.structs.replace(task, id="4721", het_job="4720", het_offset=1, array_job="", user="bob")
+    site.api.snapshots.put(msgspec.structs.replace(shown, jobs={"4711": task, "4721": part}))
+    site.use(rules=lambda: site.api.rules)
+    ann = site.arrive("s-1", names=("ann",))
+    found = site.ask("GET", f"/jobs/{CLUSTER}/4700_3", ann).json()
+    assert (found["id"], found["nodes"]) == ("4711", ["gpu0001", "gpu0002"])
+    page = site.page().get(f"/jobs/{CLUSTER}/4700_3", headers=session_headers(ann))
+    assert (page.status_code, "gpu0002" in page.text) == (200, True)
+    for other in ("4720+1", "4700_4", "+None"):
+        assert site.ask("GET", f"/jobs/{CLUSTER}/{other}", ann).status_code == 403, other
+    bob = site.arrive("s-2", names=("bob",))
+    assert site.ask("GET", f"/jobs/{CLUSTER}/4720+1", bob).json()["id"] == "4721"
+
+
 def test_an_incident_of_several_jobs_shows_an_owner_the_own_one_alone(site: Site) -> None:
     hits = tuple(
         JobHit(job=job, basis=HitBasis.runs_on, user=of) for job, of in (("4711", "ann"), ("4712", "bob"))

@@ -27,6 +27,7 @@ from healer.signals.step_times import step_batches
 from healer.signals.wire import checkpoint_observations
 from tests.integration.client.conftest import RANK, Receiver
 from tests.support.processes import free_port
+from tests.support.snippets import snippet
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.heavy
@@ -59,6 +60,25 @@ def test_step_is_sent_in_the_format_healer_reads(receiver: Receiver) -> None:
     assert 0 < first["compute_s"] + first["comm_s"] + first["data_s"] <= first["step_s"] + 1e-9
     read = step_batches(raw, lambda _, node: node == "gpu0003", datetime.now(UTC), cluster="pod1")
     assert not read.rejected and read.batches[0].restart == 2 and read.batches[0].job == "4711"
+
+
+def test_the_loop_of_the_page_numbers_steps_on_from_the_checkpoint(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all that a requeued job had made before would count as lost."""
+    for name, value in receiver.environ(SLURM_PROCID="0").items():
+        monkeypatch.setenv(name, value)
+    loss = SimpleNamespace(backward=lambda: None)
+    names = {
+        "load_checkpoint": lambda *_: 1000,
+        "model": type("Model", (), {"parameters": list, "__call__": lambda *_: SimpleNamespace(loss=loss)})(),
+        "optimizer": SimpleNamespace(step=lambda: None),
+        "loader": ["a", "b"],
+        "tokens": 8192,
+    }
+    exec(snippet("jobs.md", "The client"), names)
+    assert [sample["step"] for sample in receiver.samples()] == [1000, 1001]
+    assert receiver.bodies("signals/checkpoints")[0][0]["path"] == "/ckpt/step-1000"
 
 
 def test_compute_communication_and_data_times_are_separated(receiver: Receiver) -> None:

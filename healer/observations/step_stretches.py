@@ -14,6 +14,8 @@ from healer.model.telemetry import StepBatch
 MOST_S = 300.0
 #: A gap between steps longer than usual by this is a pause.
 _PAUSE_S, _PAUSE_SHARE = 0.2, 0.05
+#: Ranks make one step no further apart than this many steps: a host runs ahead of its GPU.
+_APART = 2.0
 
 #: If a job sends no step numbers, the second of a step's end takes their place.
 _SECONDS = 10**9
@@ -76,16 +78,17 @@ def _steps(batches: Sequence[StepBatch]) -> list[_Step]:
         return []
     numbers, ranks, ends, spans = (np.concatenate(column) for column in zip(*parts, strict=True))
     numbered = (numbers >= 0) & (numbers < _SECONDS)
-    if numbered.any():
-        numbers, ranks, ends, spans = (column[numbered] for column in (numbers, ranks, ends, spans))
-        ends = _by_one_clock(numbers, ranks, ends, float(np.median(spans)))
-    begins = ends - spans
     if not numbered.any():
+        begins = ends - spans
         its = ranks == ranks.min()
         order = np.argsort(ends[its], kind="stable")
         rows = zip(begins[its][order].tolist(), ends[its][order].tolist(), strict=True)
         return [_Step(-1, begin, end) for begin, end in rows]
-    return sorted(_numbered(numbers, begins, ends), key=lambda step: step.end)
+    numbers, ranks, ends, spans = (column[numbered] for column in (numbers, ranks, ends, spans))
+    usual_s = float(np.median(spans))
+    ends = _by_one_clock(numbers, ranks, ends, usual_s)
+    slack_s = max(_PAUSE_S, _APART * usual_s)
+    return sorted(_numbered(numbers, ranks, ends - spans, ends, slack_s), key=lambda step: step.end)
 
 
 def _by_one_clock(numbers: np.ndarray, ranks: np.ndarray, ends: np.ndarray, usual_s: float) -> np.ndarray:
@@ -112,18 +115,34 @@ def _columns(batches: Sequence[StepBatch]) -> Iterator[tuple[np.ndarray, ...]]:
             yield batch.step[good], batch.rank[good], batch.at[good], batch.step_s[good]
 
 
-def _numbered(numbers: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> Iterator[_Step]:
-    """A step that is repeated after a restart within the same life has the same number, but is another
-    step."""
+def _numbered(
+    numbers: np.ndarray, ranks: np.ndarray, begins: np.ndarray, ends: np.ndarray, slack_s: float
+) -> Iterator[_Step]:
+    """A step that is repeated after a restart within the same life has the same number, but is another step:
+    a rank makes it a second time, or ranks make it further apart than `slack_s`."""
+    times = _times(numbers, ranks, begins, ends)
     order = np.lexsort((ends, numbers))
-    numbers, begins, ends = numbers[order], begins[order], ends[order]
+    numbers, begins, ends, times = (column[order] for column in (numbers, begins, ends, times))
+    gaps = begins[1:] - ends[:-1]
     apart = np.empty(numbers.size, np.bool_)
     apart[:1] = True
-    apart[1:] = (numbers[1:] != numbers[:-1]) | (begins[1:] > ends[:-1])
+    apart[1:] = (numbers[1:] != numbers[:-1]) | (gaps > 0) & ((times[1:] > times[:-1]) | (gaps > slack_s))
     starts = np.flatnonzero(apart)
     firsts, lasts = np.minimum.reduceat(begins, starts), np.maximum.reduceat(ends, starts)
     for number, begin, end in zip(numbers[starts].tolist(), firsts.tolist(), lasts.tolist(), strict=True):
         yield _Step(number, begin, end)
+
+
+def _times(numbers: np.ndarray, ranks: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """(n,) how often the row's rank had made a step of that number before."""
+    order = np.lexsort((ends, numbers, ranks))
+    numbers, ranks, begins, ends = (column[order] for column in (numbers, ranks, begins, ends))
+    same = (numbers[1:] == numbers[:-1]) & (ranks[1:] == ranks[:-1])
+    again = np.append(0, np.cumsum(same & (begins[1:] > ends[:-1])))
+    first = np.maximum.accumulate(np.append(0, np.where(same, 0, np.arange(1, same.size + 1))))
+    times = np.empty_like(again)
+    times[order] = again - again[first]
+    return times
 
 
 def _time(seconds: float) -> datetime:

@@ -84,3 +84,28 @@ def test_a_rank_whose_host_has_another_clock_makes_no_step_twice(off_s: float) -
         *steps(1, 20, 100), *((number, 1, end + off_s, took) for number, _, end, took in steps(1, 20, 100))
     )
     assert plain(stretches(None, [sent])) == [(100, 140, 1, 20)]
+
+
+def wavering(first: int, count: int, begin: float, *, ranks: tuple[int, ...] = (0, 1)) -> list[Step]:
+    """Steps of 0.2 s; the host of rank 1 is a step behind that of rank 0, now a little less, now more."""
+    waver = np.random.default_rng(3).normal(0, 0.01, count)
+    made = steps(first, count, begin, 0.2)
+    return [
+        (number, rank, end + rank * (0.2 + off), took)
+        for (number, _, end, took), off in zip(made, waver, strict=True)
+        for rank in ranks
+    ]
+
+
+def test_a_rank_that_wavers_about_one_step_behind_makes_no_step_twice() -> None:
+    """A host runs ahead of its GPU, or its clock is off, by about a short step."""
+    (found,) = stretches(None, [batch(*wavering(1, 200, 100))])
+    assert (found.first, found.last) == (1, 200)
+    assert plain([found])[0][1] == pytest.approx(140.1, abs=0.2)
+
+
+def test_its_steps_that_are_made_again_still_are() -> None:
+    """Of the first time, not every rank came to send its last steps."""
+    died = [*wavering(1, 96, 100), *wavering(97, 4, 119.2, ranks=(0,))]
+    found = stretches(None, [batch(*died, *wavering(51, 100, 125))])
+    assert [(each.first, each.last) for each in found] == [(1, 100), (51, 150)]

@@ -194,7 +194,9 @@ def why_not_restartable(job: SlurmJob) -> Said | None:
     if not job.batch:
         return say("decisions.not_by_sbatch", job=job.id)
     if not job.requeue:
-        return say("decisions.asks_no_requeue", job=job.id)
+        # The id of an array's last task means the whole array to Slurm.
+        name = job.title if job.array_job else job.leader
+        return say("decisions.asks_no_requeue", job=job.id, name=name)
     return None
 
 

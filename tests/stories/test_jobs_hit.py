@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from healer.decisions.consent import why_not_restartable
-from healer.model import BreakerState, RestartConsent, Run, RunState, StepEvent
+from healer.model import BreakerState, RestartConsent, Run, RunState, SlurmJob, StepEvent
 from healer.ports.scheduling import SchedulerRefused
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.jobs import (
@@ -191,7 +191,7 @@ def test_after_a_crash_at_any_line_a_job_is_revived_once(where: str) -> None:
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        ({"requeue": False}, "Requeue=1"),  # pitfall 9
+        ({"requeue": False}, "Requeue=1, then scontrol requeue"),  # pitfall 9
         ({"no_kill": True}, "--no-kill"),  # pitfall 16
         ({"comment": "healer:keep"}, "the decision is its owner's"),
         ({"comment": "healer:requeue healer:keep"}, "the decision is its owner's"),
@@ -207,6 +207,14 @@ def test_pitfalls_9_and_16_and_keep_are_respected_and_the_owner_is_notified(
     assert last(site, run, f"requeue:{number}").event is StepEvent.skipped
     assert words in owner_notice(site, number)
     assert f"incident {site.incident.short_id}" in owner_notice(site, number)
+
+
+def test_an_owner_of_an_array_is_told_of_one_task() -> None:
+    """The id of its last task means the whole array to `scontrol requeue`."""
+    task = SlurmJob(id="4700", state="RUNNING", requeue=False, array_job="4700", array_task=3)
+    assert "scontrol requeue 4700_3." in (why_not_restartable(task) or "")
+    part = SlurmJob(id="4701", state="RUNNING", requeue=False, het_job="4700", het_offset=1)
+    assert "scontrol requeue 4700." in (why_not_restartable(part) or "")
 
 
 def test_pitfall_16_the_owners_own_word_is_stronger_than_no_kill() -> None:

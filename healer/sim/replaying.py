@@ -100,6 +100,8 @@ class Replay:
                 self._take_beats(at, [signal for entry in batch for signal in self._signals(entry)])
                 continue
             self._pass_time(at)
+            if at > self.walked_at and any(entry.route.startswith("slurm/") for entry in batch):
+                self._walk([])  # what was due before the picture, which may show it as done
             for entry in batch:
                 if entry.route == LOST:
                     with _named(entry):

@@ -188,6 +188,17 @@ def test_a_later_snapshot_with_our_drain_changes_nothing() -> None:
     assert document["held"] == []
 
 
+def test_what_was_due_before_a_snapshot_is_done_before_it() -> None:
+    """A recording of production shows healer's drain within the second in which it was due."""
+    signals = nodes(), jobs(), kernel(10.3, 1, LOST), clock(10.9)
+    said = played(*signals, clock(60))
+    reason = f"healer:gpu-lost inc:{said['incidents'][0]['id'][:8]} Xid 79: GPU fell off the bus"
+    recorded = *signals, nodes(12.6, gpu0001={"state": ["IDLE", "DRAIN"], "reason": reason}), clock(60)
+    assert actions(played(*recorded)) == actions(said)
+    (held, *_) = played(*recorded, mode=Mode.approve)["held"]
+    assert (held["action"], held["node"], held["guard"]) == ("drain", name(1), "approval")
+
+
 def test_a_persons_drain_is_an_incident_that_ends_and_may_come_again() -> None:
     drained = {"state": ["IDLE", "DRAIN"], "reason": "replacing PSU"}
     document = played(nodes(0, gpu0003=drained), nodes(600), nodes(4000, gpu0003=drained), clock(4600))

@@ -393,7 +393,7 @@ def demotion_reason(mode: Mode, proof: Proof, earn: PromotionPolicy) -> Said | N
     Its newest incidents include more false alarms than the required precision allows in the full number: a
     rule that was wrong twice in its first three need not complete thirty.
     """
-    allowed = (1 - earn.precision) * earn.incidents
-    if mode is not Mode.auto or proof.wrong <= allowed:
+    at_best = (earn.incidents - proof.wrong) / earn.incidents
+    if mode is not Mode.auto or at_best >= earn.precision:
         return None
     return say("decisions.asks_first_now", wrong=proof.wrong, judged=proof.judged)

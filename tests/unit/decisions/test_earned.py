@@ -39,7 +39,10 @@ def test_auto_mode_ends_when_its_precision_falls(mode: Mode, right: int, wrong: 
     assert (demotion_reason(mode, Proof(right=right, wrong=wrong), EARN) is not None) is falls
 
 
-def test_a_rule_that_may_climb_does_not_fall_at_once() -> None:
-    for wrong in range(31):
-        proof = Proof(right=30 - wrong, wrong=wrong)
-        assert (promotion_obstacle(proof, EARN) is None) == (demotion_reason(Mode.auto, proof, EARN) is None)
+@pytest.mark.parametrize("percent", range(0, 101, 5))
+@pytest.mark.parametrize("incidents", [10, 20, 30, 50])
+def test_a_rule_that_may_climb_does_not_fall_at_once(percent: int, incidents: int) -> None:
+    earn = PromotionPolicy(incidents=incidents, precision=percent / 100)
+    for wrong in range(incidents + 1):
+        proof = Proof(right=incidents - wrong, wrong=wrong)
+        assert (promotion_obstacle(proof, earn) is None) == (demotion_reason(Mode.auto, proof, earn) is None)

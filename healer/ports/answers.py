@@ -638,15 +638,22 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
-    """Equal parts of a period, for charts: `count` of `step_s` each, from `start` on."""
+    """Equal parts of a period, for charts: `count` of `step_s` each, from `start` on. `since` and `until`: of
+    the period, if it begins or ends within a part; what lies beyond it is not counted."""
 
     start: datetime
     step_s: int
     count: int
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def first(self) -> datetime:
+        return self.since or self.start
 
     @property
     def end(self) -> datetime:
-        return self.begin(self.count)
+        return self.until or self.begin(self.count)
 
     def begin(self, number: int) -> datetime:
         return self.start + timedelta(seconds=self.step_s * number)

@@ -705,6 +705,39 @@ def test_charts_count_what_the_period_counts(fresh_database: sa.Engine) -> None:
     assert elsewhere == ChartFigures()
 
 
+def test_charts_end_with_the_period_within_a_part(fresh_database: sa.Engine) -> None:
+    """The parts of a quarter are weeks, and the first day of a period has begun before it."""
+    hit = JobHit(job="4711", basis=HitBasis.checkpoint, restart=0, lost_gpu_hours=4.0)
+    given = [
+        msgspec.structs.replace(came_back(minutes, node, review=Review.true_fault), hit=(hit,))
+        for minutes, node in ((300, "gpu0001"), (200, "gpu0002"), (100, "gpu0003"))
+    ]
+    since, until = NOW - timedelta(minutes=250), NOW - timedelta(minutes=150)
+    PostgresSnapshots(fresh_database).put(snapshot())
+    with fresh_database.begin() as conn:
+        conn.execute(sa.delete(node_states))
+        for each in given:
+            save_incident(conn, each)
+            root, held = each.root, {"cluster": CLUSTER, "node": each.root.node}
+            assert root.node is not None and each.drained_at is not None
+            times = {"granted_at": each.opened, "drained_at": each.drained_at, "released_at": each.closed}
+            conn.execute(sa.insert(slots).values(incident=each.id, run="r", unusable=False, **held, **times))
+            state = {"state": "out", "held_by": "healer", "busy": False}
+            conn.execute(sa.insert(node_states).values(since=each.opened, until=each.closed, **held, **state))
+        lasts = {"cluster": CLUSTER, "node": "gpu0004", "state": "out", "held_by": "slurm", "busy": False}
+        conn.execute(sa.insert(node_states).values(since=since - timedelta(hours=1), until=None, **lasts))
+    figures = queries_of(fresh_database).figures
+    day = Buckets(start=NOW - timedelta(hours=12), step_s=86400, count=1, since=since, until=until)
+    found = figures.charts(CLUSTER, day, day)
+    period = figures.period(CLUSTER, since, until)
+    assert (period.stats.incidents, period.stats.to_return.count, period.returned) == (1, 1, 1)
+    for each in (found.incidents, found.drains, found.returns):
+        assert [(one.bucket, one.value) for one in each] == [(0, 1.0)]
+    assert [(one.bucket, one.true_faults) for one in found.reviews] == [(0, 1)]
+    assert [one.value for one in found.lost] == [period.stats.gpu_hours_lost] == [4.0]
+    assert [(one.name, round(one.value * 60, 3)) for one in found.out] == [("healer", 10.0), ("slurm", 100.0)]
+
+
 @pytest.mark.parametrize(("step_s", "count"), [(3600, 25), (86400, 31), (604800, 53)])
 def test_hours_out_of_service_by_bucket_and_holder(
     fresh_database: sa.Engine, step_s: int, count: int

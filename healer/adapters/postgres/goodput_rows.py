@@ -315,7 +315,7 @@ def goodput_buckets(conn: sa.Connection, cluster: str, buckets: Buckets) -> tupl
     value = (sa.func.sum(row.gpu_s) / 3600.0).label("value")
     query = (
         sa.select(bucket, row.spent.label("name"), value)
-        .where(row.cluster == cluster, row.hour >= buckets.start, row.hour < buckets.end)
+        .where(row.cluster == cluster, row.hour >= _hour(buckets.first), row.hour < buckets.end)
         .where(row.spent != Spent.queued.value)
         .group_by(sa.text("1, 2"))
         .order_by(sa.text("1, 2"))

@@ -27,7 +27,7 @@ def chart_figures(conn: sa.Connection, cluster: str, buckets: Buckets, reviewed:
     detect = seconds(_OPENED - SEEN_AT)
     back = seconds(slots.c.released_at - slots.c.granted_at)
     granted = slots.c.granted_at
-    held = [slots.c.cluster == cluster, granted >= buckets.start, granted < buckets.end]
+    held = [slots.c.cluster == cluster, granted >= buckets.first, granted < buckets.end]
     is_false = incidents.c.review == Review.false_alarm.value
     drained = [*opened, incidents.c.drained_at.is_not(None)]
     lives = lives_lost(opened)
@@ -48,7 +48,7 @@ def chart_figures(conn: sa.Connection, cluster: str, buckets: Buckets, reviewed:
 
 
 def _opened_in(cluster: str, buckets: Buckets) -> list[sa.ColumnElement[bool]]:
-    return [incidents.c.cluster == cluster, buckets.start <= _OPENED, buckets.end > _OPENED]
+    return [incidents.c.cluster == cluster, buckets.first <= _OPENED, buckets.end > _OPENED]
 
 
 def _figures(
@@ -67,7 +67,7 @@ def _spreads(conn: sa.Connection, bucket: Any, span: Any, where: Any) -> tuple[B
 
 def _returns(conn: sa.Connection, cluster: str, buckets: Buckets) -> tuple[BucketFigure, ...]:
     outcome = sa.case((relapsed_later(), "relapsed"), else_="stayed")
-    where = returned_in(cluster, buckets.start, buckets.end)
+    where = returned_in(cluster, buckets.first, buckets.end)
     each = (
         sa.select(bucket_of(incidents.c.closed, buckets).label("bucket"), outcome.label("name"))
         .where(*where)
@@ -85,21 +85,22 @@ FROM (
   SELECT *, generate_series(floor(began / :step_s)::int, ceil(ended / :step_s)::int - 1) AS bucket
   FROM (
     SELECT CASE state WHEN 'planned' THEN state ELSE held_by END AS name,
-      greatest(0, date_part('epoch', since - CAST(:start AS timestamptz))) AS began,
-      least(:span_s, date_part('epoch', coalesce(until, taken_at) - :start)) AS ended
+      date_part('epoch', greatest(since, :first) - CAST(:start AS timestamptz)) AS began,
+      date_part('epoch', least(coalesce(until, taken_at), :end) - CAST(:start AS timestamptz)) AS ended
     FROM node_states JOIN snapshots USING (cluster)
-    WHERE cluster = :cluster AND state <> 'in_service' AND since < :end AND (until > :start OR until IS NULL)
+    WHERE cluster = :cluster AND state <> 'in_service' AND since < :end AND (until > :first OR until IS NULL)
   ) AS held
+  WHERE began < ended
 ) AS parts
 GROUP BY 1, 2 ORDER BY 1, 2
 """)
 
 
 def _nodes_out(conn: sa.Connection, cluster: str, buckets: Buckets) -> tuple[BucketFigure, ...]:
-    # As floats: psycopg sends small integers as smallint, and 25 hours of 3600 s are beyond it.
-    step_s = float(buckets.step_s)
-    parts = {"start": buckets.start, "end": buckets.end, "step_s": step_s, "span_s": step_s * buckets.count}
-    return tuple(read_structs(conn, _OUT, BucketFigure, {"cluster": cluster, **parts}))
+    span = {"start": buckets.start, "first": buckets.first, "end": buckets.end}
+    # As a float: psycopg sends small integers as smallint, and 25 hours of 3600 s are beyond it.
+    parts = {"cluster": cluster, "step_s": float(buckets.step_s), **span}
+    return tuple(read_structs(conn, _OUT, BucketFigure, parts))
 
 
 def _reviews(conn: sa.Connection, cluster: str, buckets: Buckets) -> tuple[BucketReviews, ...]:

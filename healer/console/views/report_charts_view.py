@@ -64,12 +64,11 @@ def review_buckets(span: Span) -> Buckets:
 
 
 def _parts(span: Span, step_s: int) -> Buckets:
-    """Whole hours or days of UTC, the first of which holds the start of the period."""
+    """Whole hours or days of UTC, of which the first holds the start of the period, and the last its end."""
     since = span.since.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     start = since if step_s < _DAY else since.replace(hour=0)
-    return Buckets(
-        start=start, step_s=step_s, count=max(1, -(-int((span.until - start).total_seconds()) // step_s))
-    )
+    count = max(1, -(-int((span.until - start).total_seconds()) // step_s))
+    return Buckets(start=start, step_s=step_s, count=count, since=span.since, until=span.until)
 
 
 def charts(figures: ChartFigures, parts: Buckets, reviewed: Buckets) -> list[SvgChart]:

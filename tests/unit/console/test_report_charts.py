@@ -34,7 +34,8 @@ def test_parts_cover_the_period_from_a_whole_hour_or_day(days: float, step_h: in
     parts = report_charts_view.buckets(span)
     assert parts.step_s == step_h * 3600
     assert parts.start <= span.since < parts.begin(1)
-    assert parts.begin(parts.count - 1) < span.until <= parts.end
+    assert parts.begin(parts.count - 1) < span.until <= parts.begin(parts.count)
+    assert (parts.first, parts.end) == (span.since, span.until)
     assert len(report_charts_view.ticks(parts)) <= 8
 
 

@@ -652,14 +652,24 @@ def test_a_period_counts_by_class_and_rule_and_who_failed_again(fresh_database: 
         held = {"cluster": CLUSTER, "node": "gpu0001", "run": "r", "unusable": False}
         conn.execute(
             sa.insert(slots).values(
-                incident=first.id, granted_at=first.opened, released_at=first.closed, **held
+                incident=first.id,
+                granted_at=first.opened,
+                drained_at=first.drained_at,
+                released_at=first.closed,
+                **held,
             )
         )
+        # Slurm did not take this drain: no node was out.
+        soon = fine.opened + timedelta(seconds=3)
+        never = {**held, "node": "gpu0002", "incident": fine.id}
+        conn.execute(sa.insert(slots).values(granted_at=fine.opened, released_at=soon, **never))
     period = queries_of(fresh_database).figures.period(CLUSTER, NOW - timedelta(hours=2), datetime.now(UTC))
     assert (period.stats.incidents, period.stats.false_drains) == (4, 1)
     fatal, informational = period.by_class
     assert (fatal.name, fatal.incidents, fatal.drain.count, fatal.drain.p50_s) == ("fatal", 3, 3, 30.0)
     assert (fatal.to_return.count, fatal.to_return.p90_s) == (1, 600.0)
+    assert (period.stats.to_return.count, period.stats.to_return.p50_s) == (1, 600.0)
+    assert queries_of(fresh_database).figures.stats([CLUSTER], None).to_return.count == 1
     assert (informational.name, informational.drain.count) == ("informational", 0)
     assert sum(one.incidents for one in period.by_cause) == 4
     lost = period.by_rule[0]
@@ -684,9 +694,13 @@ def test_charts_count_what_the_period_counts(fresh_database: sa.Engine) -> None:
         conn.execute(
             sa.insert(slots).values(
                 cluster=CLUSTER, node="gpu0001", incident=late.id, run="r", unusable=False,
-                granted_at=late.opened, released_at=late.opened + timedelta(minutes=5),
+                granted_at=late.opened, drained_at=late.drained_at,
+                released_at=late.opened + timedelta(minutes=5),
             )
         )  # fmt: skip
+        soon = again.opened + timedelta(seconds=3)
+        never = {"cluster": CLUSTER, "node": "gpu0002", "incident": again.id, "run": "r", "unusable": False}
+        conn.execute(sa.insert(slots).values(granted_at=again.opened, released_at=soon, **never))
     days = Buckets(start=NOW - timedelta(days=2), step_s=86400, count=2)
     found = queries_of(fresh_database).figures.charts(CLUSTER, days, days)
     assert [(each.bucket, each.name, each.value) for each in found.incidents] == [

@@ -10,6 +10,7 @@ from healer.adapters.postgres.engine import PostgresStore, matches, reads
 from healer.adapters.postgres.goodput_rows import goodput_sums
 from healer.adapters.postgres.incident_counts import (
     DRAINED_AT,
+    GIVEN_BACK,
     HIT_LIST,
     SEEN_AT,
     hit_rows,
@@ -40,7 +41,7 @@ _BY_HEALER_ALONE = sa.and_(runs.c.doc["by"].astext == _HEALER, runs.c.doc["appro
 def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
     """Statistics of the incidents opened since `since` (all for None)."""
     where = [matches(incidents.c.cluster, clusters)]
-    slot_where = [slots.c.released_at.is_not(None), matches(slots.c.cluster, clusters)]
+    slot_where = [GIVEN_BACK, matches(slots.c.cluster, clusters)]
     if since is not None:
         where.append(since <= _OPENED)
         slot_where.append(slots.c.granted_at >= since)
@@ -178,7 +179,7 @@ def _period(conn: sa.Connection, cluster: str, since: datetime, until: datetime)
     """Figures of the incidents opened in that time."""
     where = [incidents.c.cluster == cluster, since <= _OPENED, until > _OPENED]
     granted = slots.c.granted_at
-    held = [slots.c.released_at.is_not(None), slots.c.cluster == cluster, granted >= since, granted < until]
+    held = [GIVEN_BACK, slots.c.cluster == cluster, granted >= since, granted < until]
     returned, relapsed = conn.execute(_relapses(cluster, since, until)).one()
     sums = _sums(conn, where)
     return Period(
@@ -203,7 +204,7 @@ def _groups(conn: sa.Connection, by: str, sums: dict[str, list[Any]], where: _Wh
     away = conn.execute(
         sa.select(key.label("name"), *_spread_columns("back", _RETURN))
         .select_from(incidents.join(slots, slots.c.incident == incidents.c.id))
-        .where(*where, slots.c.released_at.is_not(None))
+        .where(*where, GIVEN_BACK)
         .group_by(key)
     )
     returns = {row["name"]: _spread(row, "back") for row in away.mappings()}

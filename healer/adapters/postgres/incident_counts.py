@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, distinct_on
 
-from healer.adapters.postgres.tables import incidents
+from healer.adapters.postgres.tables import incidents, slots
 from healer.model import HARDWARE, HitBasis, Review
 from healer.ports.answers import Buckets
 
@@ -18,6 +18,9 @@ DRAINED_AT = sa.cast(incidents.c.drained_at, _TIME)
 _PROBATION = sa.cast(incidents.c.probation_until, _TIME)
 #: The jobs that an incident hit (`healer.model.incident.JobHit`); may be empty.
 HIT_LIST = sa.func.coalesce(incidents.c.hit, sa.text("'[]'::jsonb"))
+
+#: A slot whose node was out and is not any more; a drain that Slurm never showed took no node.
+GIVEN_BACK = sa.and_(slots.c.drained_at.is_not(None), slots.c.released_at.is_not(None))
 
 
 def seconds(span: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.engine import read_structs
 from healer.adapters.postgres.goodput_rows import goodput_buckets
 from healer.adapters.postgres.incident_counts import (
+    GIVEN_BACK,
     SEEN_AT,
     bucket_of,
     lives_lost,
@@ -27,7 +28,7 @@ def chart_figures(conn: sa.Connection, cluster: str, buckets: Buckets, reviewed:
     detect = seconds(_OPENED - SEEN_AT)
     back = seconds(slots.c.released_at - slots.c.granted_at)
     granted = slots.c.granted_at
-    held = [slots.c.cluster == cluster, granted >= buckets.first, granted < buckets.end]
+    held = [GIVEN_BACK, slots.c.cluster == cluster, granted >= buckets.first, granted < buckets.end]
     is_false = incidents.c.review == Review.false_alarm.value
     drained = [*opened, incidents.c.drained_at.is_not(None)]
     lives = lives_lost(opened)

@@ -20,7 +20,14 @@ from healer.ports.measurements import (
     PromqlServer,
 )
 from healer.processes.senses_loop import Chunk
-from healer.signals.promql import decode_names, node_selector, selector, series_names, signals_by_series_name
+from healer.signals.promql import (
+    Line,
+    decode_names,
+    node_selector,
+    selector,
+    series_names,
+    signals_by_series_name,
+)
 from healer.signals.rejects import BadBody
 from healer.signals.translate import Translator
 from healer.text import said_by, say
@@ -105,12 +112,23 @@ class PromqlHistory:
             lines = self._translator.charted(raw, has_node)
         except BadBody as error:
             raise HistoryAway(said_by(error)) from None
-        lines_of_node = {number: line for ((_, where), number), line in lines.items() if where == node}
+        lines_of_node = {
+            number: _within(line, since.timestamp() - step_s, until.timestamp() + step_s)
+            for ((_, where), number), line in lines.items()
+            if where == node
+        }
         return {
             column: list(zip(*(points.tolist() for points in lines_of_node[number]), strict=True))
             for number, column in self._book.columns(lines_of_node).items()
             if column.signal == signal
         }
+
+
+def _within(line: Line, first: float, last: float) -> Line:
+    """The points of that time (seconds since 1970): a server may align them to the step, not make them up."""
+    times, values = line
+    asked = (first <= times) & (times <= last)
+    return times[asked], values[asked]
 
 
 def _check(go_on: Callable[[], bool]) -> None:

@@ -29,9 +29,12 @@ def register(app: typer.Typer) -> None:
 def spares(
     *,
     job: str | None = typer.Option(None, help="Take the number of nodes from this job."),
-    nodes: int | None = typer.Option(None, min=1, help="Nodes that work, without spares."),
+    nodes: int | None = typer.Option(None, min=1, max=1_000_000, help="Nodes that work, without spares."),
     mtbf: float | None = typer.Option(
-        None, min=1e-3, help="Hours between faults of one node that stop a job; by default the site's own."
+        None,
+        min=1e-3,
+        max=1e9,
+        help="Hours between faults of one node that stop a job; by default the site's own.",
     ),
     assume: list[str] = typer.Option(
         [],

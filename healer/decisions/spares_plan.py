@@ -12,8 +12,11 @@ from typing import Annotated
 
 import msgspec
 
-_AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
-_Above0 = Annotated[float, msgspec.Meta(gt=0)]
+#: Beyond these no figure means anything, and the model's arithmetic ends in infinities.
+_LEAST, _LONGEST = 1e-3, 1e9
+_AtLeast0 = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)]
+_Above0 = Annotated[float, msgspec.Meta(ge=_LEAST, le=_LONGEST)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
 #: Plans shown beyond the best one, and the most plans.
 _PAST_BEST, _MOST = 3, 100
 
@@ -23,9 +26,9 @@ class SparesAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     work between two checkpoints, each of which stops it for `stall_s`. `swap_s` and `requeue_s`: time from a
     fault to the next step, with a spare and with a requeue (detection, queue, start-up)."""
 
-    nodes: Annotated[int, msgspec.Meta(ge=1)]
+    nodes: _Count
     mtbf_h: _Above0
-    gpus_per_node: Annotated[int, msgspec.Meta(ge=1)] = 8
+    gpus_per_node: _Count = 8
     checkpoint_s: _Above0 = 1800.0
     stall_s: _AtLeast0 = 0.0
     swap_s: _AtLeast0 = 60.0
@@ -55,7 +58,9 @@ def plan_spares(asked: SparesAsked, spares: int) -> SparesPlan:
         idle_s += left * stay_s
         swaps += asked.nodes / (asked.nodes + left) if left else 0.0
     job_rate = rate * asked.nodes
-    down_s = swaps * _stop_s(asked.swap_s, job_rate) + _stop_s(asked.requeue_s, job_rate)
+    # Without a spare there is no swap, however long one would take.
+    swapping_s = swaps * _stop_s(asked.swap_s, job_rate) if swaps else 0.0
+    down_s = swapping_s + _stop_s(asked.requeue_s, job_rate)
     wall_s = up_s + down_s
     kept_s = _kept_share(asked, job_rate) * up_s
     idle = idle_s / up_s

@@ -1,5 +1,6 @@
 """How many spares: the closed form beside the simulator's own account of random faults."""
 
+import math
 import random
 from datetime import UTC, datetime, timedelta
 
@@ -89,10 +90,30 @@ def test_plans_are_shown_a_little_past_the_best() -> None:
     assert [plan.spares for plan in plans] == list(range(best_of(plans).spares + 4))
 
 
-@pytest.mark.parametrize("wrong", [{"swap_s": -1}, {"mtbf_h": 0}, {"nodes": 0}, {"swap": 3}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"swap_s": -1}, {"mtbf_h": 0}, {"nodes": 0}, {"swap": 3}, {"mtbf_h": math.inf}, {"swap_s": math.inf},
+        {"requeue_s": 1e300}, {"stall_s": math.nan}, {"checkpoint_s": 1e-320}, {"nodes": 10**400},
+    ],
+)  # fmt: skip
 def test_a_wrong_assumption_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"nodes": 8, "mtbf_h": 100} | wrong, SparesAsked)
+
+
+@pytest.mark.parametrize("nodes", [1, 10**6])
+@pytest.mark.parametrize("mtbf_h", [1e-3, 1e9])
+@pytest.mark.parametrize("other_s", [0.0, 1e9])
+@pytest.mark.parametrize("checkpoint_s", [1e-3, 1e9])
+def test_each_accepted_assumption_gives_figures(
+    nodes: int, mtbf_h: float, other_s: float, checkpoint_s: float
+) -> None:
+    times = dict.fromkeys(("stall_s", "swap_s", "requeue_s"), other_s)
+    given = {"nodes": nodes, "mtbf_h": mtbf_h, "checkpoint_s": checkpoint_s, **times}
+    for plan in plans_up_to_best(msgspec.convert(given, SparesAsked, strict=False)):
+        assert all(math.isfinite(figure) for figure in msgspec.structs.astuple(plan))
+        assert 0 <= plan.per_gpu <= plan.effective <= 1 + 1e-9
 
 
 def test_a_job_that_faults_never_let_come_to_a_step_has_no_effective_time() -> None:

@@ -28,7 +28,7 @@ def goodput(
     """Show what the GPU-hours of jobs were spent on: productive, lost, hung, waiting and so on."""
     asked = {"by": by, "from": since, "to": until, "cluster": cluster}
     with Client() as api:
-        if csv:
+        if csv and not json:
             from urllib.parse import urlencode
 
             given = {name: value for name, value in {**asked, "format": "csv"}.items() if value is not None}

@@ -33,7 +33,11 @@ def simulate(
     from healer.recordings.recording_folder import PACKED, LinesFile
 
     if names:
-        for name, title in offline.listed():
+        listed = offline.listed()
+        if as_json:
+            say_document([{"name": name, "title": title} for name, title in listed])
+            return
+        for name, title in listed:
             print_line(say("commands.scenario", name=name, title=quoted(title)))
         return
     if scenario is None:

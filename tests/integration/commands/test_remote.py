@@ -241,6 +241,13 @@ def test_a_refusal_is_one_sentence(healer: Healer, served: tuple[Api, httpx.Clie
     )
 
 
+def test_json_is_json_beside_each_other_form(healer: Healer) -> None:
+    found = json.loads(healer("goodput", "--csv", "--json", role="viewer").stdout)
+    assert (found["by"], found["items"]) == ("partition", [])
+    listed = json.loads(healer("simulate", "--list", "--json").stdout)
+    assert {"rack-power", "worn-512"} <= {scenario["name"] for scenario in listed}
+
+
 def test_pauses(healer: Healer) -> None:
     made = healer("pause", "--reason", "roll-out", "--for", "30m", "--json")
     identity = json.loads(made.stdout)["id"]

@@ -24,6 +24,7 @@ from healer.adapters.postgres.glass_rows import PostgresBreakGlass
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.local_processes import connection_name
 from healer.adapters.postgres.loops import Beat, Waiting
+from healer.adapters.postgres.migrate import require_tables
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.roles import AUDITOR, login_url
 from healer.adapters.postgres.tokens import PostgresTokens
@@ -416,6 +417,7 @@ def run_scheduler(settings: Settings) -> None:
     check_channels(settings, rules().notifications)
     stopped = until_stopped()
     db = engine(settings, name="healer scheduler")
+    require_tables(db)
     cluster = cluster_name(settings)
     telling_db = engine(settings, name="healer messages", pool_size=CONNECTIONS)
     snapshots = PostgresSnapshots(db)

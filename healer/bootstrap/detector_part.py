@@ -11,6 +11,7 @@ from healer import bootstrap
 from healer.adapters.postgres.arrivals import PostgresLosses
 from healer.adapters.postgres.inbox import PostgresInbox, inbox_channel
 from healer.adapters.postgres.loops import Beat, Waker, returned_nodes, wait_to_lead
+from healer.adapters.postgres.migrate import require_tables
 from healer.adapters.postgres.node_rows import (
     PostgresFleetFigures,
     PostgresLemons,
@@ -49,6 +50,7 @@ def run_detector(settings: Settings) -> None:
     restarted."""
     stopped = bootstrap.until_stopped()
     db = bootstrap.engine(settings, name="healer detector", pool_size=3)
+    require_tables(db)
     cluster = bootstrap.cluster_name(settings)
     rules = bootstrap.rulebook(settings)
     connection = wait_to_lead(db, cluster, stopped.wait)

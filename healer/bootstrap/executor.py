@@ -25,6 +25,7 @@ from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.inbox import PostgresCheckpoints
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.loops import WITNESS_PART, Beat, Waiting, Waker, expect_witnesses
+from healer.adapters.postgres.migrate import require_tables
 from healer.adapters.postgres.node_rows import PostgresSnapshots, snapshot_channel
 from healer.adapters.postgres.roles import AUDITOR
 from healer.adapters.postgres.sample_reads import PostgresReadings, PostgresSignalReads
@@ -193,6 +194,7 @@ def run_worker(settings: ExecutorSettings) -> None:
 
     log_as_json()
     cluster, db = cluster_name(settings), engine(settings, name="healer worker", pool_size=12)
+    require_tables(db)
     traces = traces_of(settings, "worker", cluster)
     traced = TracedRuns(db, traces) if traces is not None else None
     slurm = scheduler(settings, note=traced.note if traced is not None else None)

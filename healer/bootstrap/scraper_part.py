@@ -12,6 +12,7 @@ from healer import bootstrap
 from healer.adapters.postgres.arrivals import PostgresLosses, PostgresScrapes, PostgresUnknownSeries
 from healer.adapters.postgres.inbox import PostgresInbox, PostgresSignals
 from healer.adapters.postgres.loops import wait_to_lead
+from healer.adapters.postgres.migrate import require_tables
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.pull.fetch import HttpFetch
@@ -31,6 +32,7 @@ def run_scraper(settings: Settings) -> None:
     restarted."""
     stopped = bootstrap.until_stopped()
     db = bootstrap.engine(settings, name="healer scraper", pool_size=3)
+    require_tables(db)
     cluster = bootstrap.cluster_name(settings)
     connection = wait_to_lead(db, cluster, stopped.wait, "scraper")
     if connection is None:

@@ -34,6 +34,7 @@ from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.gate_facts import PostgresHooks
 from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.migrate import require_tables
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.outbox import PostgresMessageBook
 from healer.adapters.postgres.own_health import pulses, stored
@@ -376,6 +377,7 @@ def web_app(settings: Settings, names: Callable[[], Iterable[str]] = tuple) -> F
     """The whole application. The console authenticates by the API's own Access. `names` are those of the
     certificate."""
     db = bootstrap.engine(settings, name="healer api", pool_size=12)
+    require_tables(db)
     snapshots = PostgresSnapshots(db)
     with suppress(SQLAlchemyError), db.connect() as conn:  # a database that is away is no other key
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 import sqlalchemy as sa
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from healer import data_folder
 from healer.adapters.postgres import roles
@@ -179,6 +179,20 @@ def checked(connection: sa.Connection) -> str | None:
     if revision is not None and revision not in revisions() and not is_newer(connection, revision):
         raise MigrationError(say("setup.database_at_unknown_revision", revision=revision))
     return revision
+
+
+def require_tables(engine: sa.Engine) -> None:
+    """Raises MigrationError for tables that this healer does not work with: a part would act on what it
+    misreads. A database that does not answer passes, because a part waits for it."""
+    try:
+        with engine.connect() as connection:
+            revision = checked(connection)
+    except SQLAlchemyError:
+        return
+    if pending(revision):
+        raise MigrationError(
+            say("setup.tables_are_older", revision=revision or say("doctor.none"), needed=head())
+        )
 
 
 def pending(before: str | None) -> list[Migration]:

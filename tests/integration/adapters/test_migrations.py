@@ -1,7 +1,10 @@
 """The migrations and `tables.py` say the same; a database is upgraded by one at a time, never backwards."""
 
 import json
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -11,6 +14,7 @@ from alembic.script import ScriptDirectory
 from healer.adapters.postgres import migrate
 from healer.adapters.postgres.tables import metadata
 from healer.adapters.postgres.upgrade_plan import plan
+from tests.support.processes import NOT_ROOT, clean_environ
 
 _COLUMNS = """
     SELECT table_name, column_name, data_type, is_nullable, column_default, is_identity
@@ -87,6 +91,51 @@ def test_the_version_before_works_with_tables_that_keep_it(fresh_database: sa.En
     with fresh_database.connect() as connection:
         granted = sa.text("SELECT has_table_privilege('healer_api', 'runs', 'SELECT')")
         assert connection.scalar(granted) is False, "rights are the newer healer's"
+
+
+@pytest.mark.parametrize(
+    ("revision", "works_with", "says"),
+    [
+        ("9999", "9998", "newer healer"),
+        ("0044", "0044", "run `healer db upgrade`"),
+        (f"{migrate.RESTORING}0044", "0044", "run `healer restore` again"),
+    ],
+)
+def test_no_part_starts_on_tables_that_it_does_not_work_with(
+    fresh_database: sa.Engine, revision: str, works_with: str, says: str
+) -> None:
+    migrate.require_tables(fresh_database)
+    with fresh_database.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = :to"), {"to": revision})
+        connection.exec_driver_sql(f"COMMENT ON TABLE alembic_version IS '{works_with}'")
+    with pytest.raises(migrate.MigrationError, match=says):
+        migrate.require_tables(fresh_database)
+
+
+def test_parts_start_on_newer_tables_that_keep_them_and_without_a_database(
+    fresh_database: sa.Engine, tmp_path: Path
+) -> None:
+    _made_by_newer(fresh_database, works_with=migrate.head())
+    migrate.require_tables(fresh_database)
+    migrate.require_tables(sa.create_engine(f"postgresql+psycopg:///x?host={tmp_path}"))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("part", ["api", "detector", "scheduler", "worker", "scraper"])
+def test_each_part_says_so_and_ends(fresh_database: sa.Engine, scratch: Path, part: str) -> None:
+    """An earlier version that is installed again must not act on what it misreads."""
+    _made_by_newer(fresh_database, works_with="9998")
+    url = fresh_database.url.render_as_string(hide_password=False)
+    ended = subprocess.run(
+        [*(NOT_ROOT if part == "api" else ()), sys.executable, "-m", "healer", part],
+        env=clean_environ(
+            HEALER_DATA_DIR=str(scratch), HEALER_DATABASE_URL=url, HEALER_REDIS_URL="redis://127.0.0.1:1/0",
+            HEALER_SLURM_ADAPTERS="sim", HEALER_CLUSTER="pod1", HEALER_SIM_SOCKET=str(scratch / "none"),
+        ),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("healer: the database is at revision 9999")
 
 
 @pytest.mark.parametrize(

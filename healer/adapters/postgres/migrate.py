@@ -80,7 +80,8 @@ def migrations() -> list[Migration]:
 @cache
 def _read(path: Path) -> Migration:
     tree = ast.parse(path.read_text("utf-8"))
-    title = (ast.get_docstring(tree) or "").partition("\n")[0]
+    first, _, _ = (ast.get_docstring(tree) or "").partition("\n\n")
+    title = " ".join(first.split()).partition(". ")[0]
     keeps = any(
         isinstance(node, ast.Assign) and ast.unparse(node) == "keeps_older = True" for node in tree.body
     )

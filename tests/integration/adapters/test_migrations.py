@@ -170,6 +170,12 @@ def test_the_plan_names_what_each_migration_holds_up_and_changes_nothing(empty_d
     assert planned[2].touched == (), "a table that it makes itself holds up no one"
 
 
+def test_the_title_of_a_migration_is_a_whole_sentence() -> None:
+    """The plan shows it: its first line alone broke off in the middle."""
+    [named] = [migration for migration in migrate.migrations() if migration.revision == "0045"]
+    assert named.title.endswith("for the states of nodes that hooks ask for")
+
+
 def test_every_migration_can_be_planned(empty_database: sa.Engine) -> None:
     with empty_database.connect() as connection:
         assert [migration.revision for migration in plan(connection)] == migrate.revisions()

@@ -50,12 +50,12 @@ def run_detector(settings: Settings) -> None:
     restarted."""
     stopped = bootstrap.until_stopped()
     db = bootstrap.engine(settings, name="healer detector", pool_size=3)
-    require_tables(db)
     cluster = bootstrap.cluster_name(settings)
     rules = bootstrap.rulebook(settings)
     connection = wait_to_lead(db, cluster, stopped.wait)
     if connection is None:
         return
+    require_tables(db)  # also where it waited since before an upgrade
     log.info("detector became leader", cluster=cluster)
     waker = Waker(db, [inbox_channel(cluster), snapshot_channel(cluster)])
     cleared = returned_nodes(connection, cluster)

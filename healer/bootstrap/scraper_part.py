@@ -32,11 +32,11 @@ def run_scraper(settings: Settings) -> None:
     restarted."""
     stopped = bootstrap.until_stopped()
     db = bootstrap.engine(settings, name="healer scraper", pool_size=3)
-    require_tables(db)
     cluster = bootstrap.cluster_name(settings)
     connection = wait_to_lead(db, cluster, stopped.wait, "scraper")
     if connection is None:
         return
+    require_tables(db)  # also where it waited since before an upgrade
     log.info("scraper became leader", cluster=cluster)
 
     def leads() -> None:

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,11 @@ from alembic import command
 from alembic.script import ScriptDirectory
 
 from healer.adapters.postgres import migrate
+from healer.adapters.postgres.loops import try_lead
 from healer.adapters.postgres.tables import metadata
 from healer.adapters.postgres.upgrade_plan import plan
 from tests.support.processes import NOT_ROOT, clean_environ
+from tests.support.wait import wait_until
 
 _COLUMNS = """
     SELECT table_name, column_name, data_type, is_nullable, column_default, is_identity
@@ -120,22 +124,54 @@ def test_parts_start_on_newer_tables_that_keep_them_and_without_a_database(
     migrate.require_tables(sa.create_engine(f"postgresql+psycopg:///x?host={tmp_path}"))
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("part", ["api", "detector", "scheduler", "worker", "scraper"])
-def test_each_part_says_so_and_ends(fresh_database: sa.Engine, scratch: Path, part: str) -> None:
-    """An earlier version that is installed again must not act on what it misreads."""
-    _made_by_newer(fresh_database, works_with="9998")
-    url = fresh_database.url.render_as_string(hide_password=False)
-    ended = subprocess.run(
+@contextmanager
+def started(part: str, database: sa.Engine, scratch: Path) -> Iterator[subprocess.Popen[str]]:
+    """The part as a process of its own; ended at the end."""
+    url = database.url.render_as_string(hide_password=False)
+    process = subprocess.Popen(
         [*(NOT_ROOT if part == "api" else ()), sys.executable, "-m", "healer", part],
         env=clean_environ(
             HEALER_DATA_DIR=str(scratch), HEALER_DATABASE_URL=url, HEALER_REDIS_URL="redis://127.0.0.1:1/0",
             HEALER_SLURM_ADAPTERS="sim", HEALER_CLUSTER="pod1", HEALER_SIM_SOCKET=str(scratch / "none"),
         ),
-        capture_output=True, text=True, timeout=60, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith("healer: the database is at revision 9999")
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("part", ["api", "detector", "scheduler", "worker", "scraper"])
+def test_each_part_says_so_and_ends(fresh_database: sa.Engine, scratch: Path, part: str) -> None:
+    """An earlier version that is installed again must not act on what it misreads."""
+    _made_by_newer(fresh_database, works_with="9998")
+    with started(part, fresh_database, scratch) as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said.splitlines()[-1].startswith("healer: the database is at revision 9999")
+
+
+@pytest.mark.heavy
+def test_a_detector_that_waited_to_take_over_looks_again(fresh_database: sa.Engine, scratch: Path) -> None:
+    """The one that leads is stopped for an upgrade; who waits must not lead on what comes of it."""
+    leads = fresh_database.connect()
+    assert try_lead(leads, "pod1", "detector")
+    known = sa.text("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'healer detector%'")
+    with started("detector", fresh_database, scratch) as process:
+
+        def waits() -> bool:
+            with fresh_database.connect() as connection:
+                return bool(connection.scalar(known))
+
+        wait_until(waits, 30, what="it waits")
+        _made_by_newer(fresh_database, works_with="9998")
+        leads.invalidate()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said.splitlines()[-1].startswith("healer: the database is at revision 9999")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ router = APIRouter()
 
 
 @router.get("/healthz", responses=answers(dict[str, str], "this process answers"))
-def healthz(request: Request) -> Response:
+async def healthz(request: Request) -> Response:  # no thread: those of the pages may all wait
     """This process answers; it says nothing of the others."""
     return answer(request, {"status": "ok"})
 

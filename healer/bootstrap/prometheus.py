@@ -18,8 +18,9 @@ from healer.text import say
 
 #: Least interval of calls to the server for /readyz, which never waits for them.
 ASK_EVERY_S = 15.0
-#: Points of one line of a chart; seconds that a page waits for its turn.
-POINTS, WAIT_S = 300, 10.0
+#: Points of one line of a chart; seconds that a page waits for its turn; how many wait at once, as each holds
+#: one of the threads of all pages (`healer.api.app.THREADS`).
+POINTS, WAIT_S, WAITING = 300, 10.0, 4
 #: Kept of one server: some 40 kB each where a node has 8 GPUs.
 CHARTS = 100
 
@@ -57,7 +58,8 @@ class RememberedCharts:
 
 
 class _ChartsOfServer:
-    """One query at a time, as the learned series are shared. A chart is kept until it has another point."""
+    """One query at a time, as the learned series are shared, and few that wait. A chart is kept until it has
+    another point."""
 
     def __init__(
         self, client: PromqlClient, matchers: str, rules: Callable[[], Ruleset], book: ColumnBook
@@ -67,11 +69,12 @@ class _ChartsOfServer:
         #: By cluster, node, signal and span: when it was asked for, and the answer.
         self._kept: OrderedDict[tuple[str, str, str, int], tuple[float, Points]] = OrderedDict()
         self._lock = threading.Lock()
+        self._places = threading.Semaphore(WAITING)
 
     def points(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points:
         span_s = round((until - since).total_seconds())
         step_s, key = chart_step_s(span_s, POINTS), (cluster, node, signal, span_s)
-        if not self._lock.acquire(timeout=WAIT_S):
+        if not self._has_turn():
             raise HistoryAway(say("processes.history_crowded"))
         try:
             asked_at, points = self._kept.get(key, (float("-inf"), {}))
@@ -86,6 +89,17 @@ class _ChartsOfServer:
             return points
         finally:
             self._lock.release()
+
+    def _has_turn(self) -> bool:
+        """Takes the lock, by waiting where few others wait."""
+        if self._lock.acquire(blocking=False):
+            return True
+        if not self._places.acquire(blocking=False):
+            return False
+        try:
+            return self._lock.acquire(timeout=WAIT_S)
+        finally:
+            self._places.release()
 
     def _history(self, cluster: str) -> PromqlHistory:
         catalogue = self._rules().catalogue

@@ -2,19 +2,21 @@
 
 import socket
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from healer.bootstrap.prometheus import RememberedCharts
+from healer.bootstrap.prometheus import WAITING, RememberedCharts
 from healer.model import Column, Part
 from healer.ports.measurements import HistoryAway, Points
 from healer.settings import load
 from healer.sim.stores import MemoryColumns
 from tests.support.loop import shipped
 from tests.support.prometheus import SERVERS, victoria_metrics_with
+from tests.support.wait import wait_until
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAYS, EVERY_S = 7, 120
@@ -81,3 +83,30 @@ def test_a_server_that_hangs_delays_no_chart_of_another_cluster(tmp_path: Path) 
         connection.close()
         asking.join(60)
     assert answers, "and hears why it got nothing"
+
+
+def test_a_server_that_hangs_holds_few_threads(tmp_path: Path) -> None:
+    """The pages' threads are few: of twelve that ask at once most are refused while the first still waits."""
+    refused: list[float] = []
+    begun = threading.Event()
+
+    def ask() -> None:
+        begun.wait()
+        since = time.monotonic()
+        with pytest.raises(HistoryAway):
+            of_week(made, "pod1")
+        refused.append(time.monotonic() - since)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        made = charts(tmp_path, pod1=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        asking = [threading.Thread(target=ask) for _ in range(12)]
+        for each in asking:
+            each.start()
+        begun.set()
+        connection, _ = silent.accept()
+        wait_until(lambda: len(refused) >= 12 - 1 - WAITING, 5, what="the others are refused")
+        assert len(refused) == 12 - 1 - WAITING
+    connection.close()  # no server listens any more: the rest is soon refused too
+    for each in asking:
+        each.join(60)
+    assert len(refused) == 12

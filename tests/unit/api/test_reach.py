@@ -10,12 +10,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio.to_thread
+import httpx
 import pytest
 import sqlalchemy as sa
+from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from healer.api import access as access_module
+from healer.api import system_routes
 from healer.api.access import Access
 from healer.api.db_health import Crowded, Reach, shared_readiness
 from healer.api.problems import Problem
@@ -144,6 +147,30 @@ def test_unreachable_database_is_not_ready() -> None:
     readying = shared_readiness(lambda: Readiness(ready=bool(away()), checks={}), Reach())
     readiness = asyncio.run(readying.current())
     assert not readiness.ready and readiness.checks["database"] == {"ok": False, "text": "connection refused"}
+
+
+def test_a_process_whose_pages_all_wait_is_alive() -> None:
+    """A supervisor must not end it for a Prometheus or a database that hangs."""
+    release = threading.Event()
+    app = FastAPI()
+    app.include_router(system_routes.router)
+
+    async def ask() -> None:
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        limiter.total_tokens = 2
+        pages = [asyncio.create_task(run_in_threadpool(release.wait, 60)) for _ in range(4)]
+        while limiter.available_tokens:
+            await asyncio.sleep(0.01)
+        try:
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://healer"
+            ) as asks:
+                assert (await asyncio.wait_for(asks.get("/healthz"), 10)).json() == {"status": "ok"}
+        finally:
+            release.set()
+            await asyncio.gather(*pages)
+
+    asyncio.run(ask())
 
 
 def test_a_long_body_is_read_while_all_pages_wait() -> None:

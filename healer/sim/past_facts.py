@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from healer.model.site_past import Death, Hold
-from healer.model.slurm import OwnerKind, owner_of
+from healer.model.slurm import OwnerKind, original_reason, owner_of
 from healer.recordings.recording import BadRecording, Entry, of_entry
 from healer.sim.replay_signals import HEARTBEAT, HOOKS_ROUTE, SAMPLES
 from healer.sim.replay_slurm import node_of, shown
@@ -78,12 +78,12 @@ class PastFacts:
             else:
                 self.gpus.setdefault(node.name, 0)
             held, before = node.held, self._open.get(node.name)
-            if before is not None and (not held or before.reason != node.reason):
+            owner = owner_of(node.reason, node.reason_user)
+            kind = OwnerKind.slurm if not node.drain and not node.reason else owner.kind
+            if before is not None and not (held and _goes_on(before, str(kind), node.reason)):
                 before.until = entry.at
                 del self._open[node.name]
             if held and node.name not in self._open:
-                owner = owner_of(node.reason, node.reason_user)
-                kind = OwnerKind.slurm if not node.drain and not node.reason else owner.kind
                 hold = Hold(
                     node=node.name, at=entry.at, reason=node.reason, owner=str(kind), by=owner.name,
                     number=len(self.holds) + 1,
@@ -161,6 +161,11 @@ class PastFacts:
             for first, last in spans:
                 begin, end = date.fromisoformat(first), date.fromisoformat(last)
                 days.update(begin + timedelta(days=number) for number in range((end - begin).days + 1))
+
+
+def _goes_on(hold: Hold, owner: str, reason: str) -> bool:
+    """Whether it is still the same drain: Slurm appends to a reason when the node is rebooted."""
+    return (hold.owner, original_reason(hold.reason)) == (owner, original_reason(reason))
 
 
 def _rows(entry: Entry, name: str) -> list[Any]:

@@ -161,6 +161,27 @@ def test_a_node_that_people_had_out_is_no_answer_of_healers() -> None:
     assert words(report)["gpu0005"][0] in {"seen", "later"}
 
 
+def test_words_that_slurm_appends_make_no_second_drain() -> None:
+    """A person drains the node and reboots it: Slurm writes so into the reason. Another person is another."""
+    booted = "bad GPU : reboot issued", "bad GPU : reboot issued : reboot complete"
+    report = reported(
+        nodes(HOUR, gpu0001=drained("bad GPU")),
+        nodes(2 * HOUR, gpu0001=drained(booted[0], "root")),
+        nodes(3 * HOUR, gpu0001=drained(booted[1], "root")),
+        nodes(10 * HOUR, gpu0001={}),
+        nodes(11 * HOUR, gpu0002=drained("PSU")),
+        nodes(12 * HOUR, gpu0002=drained("fan, ordered")),
+        nodes(13 * HOUR, gpu0002={}),
+    )
+    held = [(hold.node, hold.by, hold.reason, (hold.until or hold.at) - hold.at) for hold in report.holds]
+    hour = timedelta(hours=1)
+    assert held == [
+        ("gpu0001", "joe", "bad GPU", 9 * hour), ("gpu0002", "joe", "PSU", hour),
+        ("gpu0002", "joe", "fan, ordered", hour),
+    ]  # fmt: skip
+    assert [answer.word for answer in report.answers] == ["missed"] * 3
+
+
 def test_a_rule_with_many_drains_that_agree_may_start_with_approve() -> None:
     rows = []
     for number in range(5):

@@ -114,7 +114,8 @@ class JobLife(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LifeSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A life of a job as Slurm showed it. `seen_at`: when Slurm last showed the job."""
+    """A life of a job as Slurm showed it. `seen_at`: when Slurm last showed the job. `leader`: of a component
+    of a heterogeneous job, whose ranks all report under the leader's id; else empty."""
 
     job: str
     restart: int
@@ -127,6 +128,12 @@ class LifeSeen(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     account: str = ""
     partition: str = ""
+    leader: str = ""
+
+    @property
+    def reports_as(self) -> str:
+        """The job under whose id its steps, checkpoints and incidents are."""
+        return self.leader or self.job
 
 
 class HourSpent(NamedTuple):

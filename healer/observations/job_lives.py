@@ -49,6 +49,7 @@ def _changed(job: SlurmJob, snapshot: SlurmSnapshot, before: LifeSeen | None) ->
         first = LifeSeen(
             job=job.id, restart=job.restarts, queued_at=queued_at or job.start_at or at, seen_at=at,
             state=job.state, user=job.user, account=job.account, partition=job.partition,
+            leader=job.leader if job.leader != job.id else "",
         )  # fmt: skip
         yield _as_shown(job, snapshot, first)
 

@@ -124,7 +124,7 @@ def lives_of(past: PastJob) -> Sequence[JobLife]:
             stretches=tuple(past.stretches.get(life.restart, ())),
             saved=tuple(past.saved.get(life.restart, ())),
             harms=harms_of(
-                life.job,
+                life.reports_as,
                 life.restart,
                 past.incidents,
                 is_cut=life.ended_at is not None and life.state != "COMPLETED",

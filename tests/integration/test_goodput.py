@@ -45,7 +45,7 @@ class Steps:
         self.batches: list[StepBatch] = []
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
-        return [batch for batch in self.batches if batch.arrived_at > since]
+        return [batch for batch in self.batches if batch.job == job and batch.arrived_at > since]
 
     def send(self, minutes: float, first: int, count: int, step_s: float = 30.0) -> None:
         """`count` steps that end at this minute."""
@@ -94,6 +94,28 @@ def test_hours_are_counted_by_class_and_sum_to_the_allocation(fresh_database: sa
         assert hours(fresh_database, by) == {
             (name, spent): pytest.approx(value, abs=1e-3) for spent, value in EXPECTED.items()
         }, by
+
+
+def test_components_of_a_heterogeneous_job_share_its_steps_and_incidents(fresh_database: sa.Engine) -> None:
+    """Every rank reports under the leader's id, and so does an incident name the job."""
+    clock, steps = Clock(), Steps()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), steps, CLUSTER, clock)
+    leader = job(nodes=("n1",), het_job="7", het_offset=0)
+    parts = leader, replace(leader, id="8", nodes=("n2",), het_offset=1)
+    for minute in (11, 40, 71):
+        over = {"state": "FAILED", "end_at": at(70)} if minute > 70 else {}
+        steps.send(minute - 1, 2 * minute - 21, 2)
+        follow(duty, clock, minute, *(replace(part, **over) for part in parts))
+        duty.count()
+    found = hours(fresh_database, GoodputBy.job)
+    its = {name: {spent: value for (of, spent), value in found.items() if of == name} for name in ("7", "8")}
+    assert its["7"] == its["8"] and its["8"]["unsaved"] > 0
+    hit = JobHit(job="7", basis=HitBasis.runs_on, started_at=at(10))
+    hit_by(fresh_database, hit, opened=at(45), closed=at(60), updated=at(75))
+    clock.moment = at(110)
+    duty.count()
+    found = hours(fresh_database, GoodputBy.job)
+    assert found["7", "hung"] == found["8", "hung"] == pytest.approx(8 * 21 / 60)  # since the last step
 
 
 def test_a_rack_has_its_share_and_the_queue_has_none(fresh_database: sa.Engine, ran: object) -> None:

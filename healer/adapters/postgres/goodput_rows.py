@@ -112,7 +112,8 @@ class PostgresGoodput(ClusterStore):
             sa.and_(life.counted_at < news.c.at + RECOUNT, life.counted_at < now - RECOUNT),
         )
         oldest = sa.func.min(life.counted_at)
-        its = job_lives.outerjoin(news, news.c.job == life.job)
+        reports_as = sa.func.coalesce(sa.func.nullif(life.doc["leader"].astext, ""), life.job)
+        its = job_lives.outerjoin(news, news.c.job == reports_as)
         query = (
             sa.select(life.job).select_from(its).where(life.cluster == self.cluster, due).group_by(life.job)
         )
@@ -122,9 +123,10 @@ class PostgresGoodput(ClusterStore):
     def past(self, job: str) -> PastJob:
         """All that is kept of the job; not of an earlier one of its number."""
         query = sa.select(job_lives.c.doc).where(_of_job(job_lives, self.cluster, job))
-        hit = incidents.c.cluster == self.cluster, jobs_named.contains([job])
         with reading(self._engine) as conn:
             lives = _of_newest(read_docs(conn, query.order_by(job_lives.c.restart), LifeSeen))
+            job = lives[-1].reports_as if lives else job
+            hit = incidents.c.cluster == self.cluster, jobs_named.contains([job])
             since = _first_queued(lives)
             stretches: dict[int, list[Stretch]] = {}
             for row in conn.execute(_stretches(self.cluster, job).order_by(job_stretches.c.began_at)):

@@ -42,7 +42,7 @@ def consent(environ: Mapping[str, str]) -> int | None:
         return int(least) if least.isdecimal() and int(least) > 0 else None
     lines = scontrol(environ, "job", environ.get("SLURM_JOB_ID", "")) or []
     words = " ".join(line.partition("=")[2] for line in lines if line.startswith(("Comment=", "Extra=")))
-    found = [match.group(1) for match in map(_SWAP.match, re.split(r"[\s,]+", words)) if match]
+    found = [match.group(1) for match in map(_SWAP.match, re.split(r"[\s,;]+", words)) if match]
     return max(int(number) for number in found) if found else None
 
 

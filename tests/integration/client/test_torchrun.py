@@ -93,6 +93,7 @@ def test_a_file_that_others_may_have_written_is_no_decision(tmp_path: Path) -> N
         ("   Comment=healer:swap=4\n", 4),
         ("   Comment=mine,healer:requeue healer:swap=12\n", 12),
         ("   Extra=healer:swap=3\n   Comment=(null)\n", 3),
+        ("   Comment=healer:requeue;healer:swap=5; mine\n", 5),  # as healer reads it
         ("   Comment=healer:swap=0\n", None),
         ("   Comment=healer:swap=four\n", None),
         ("   Comment=xhealer:swap=4\n", None),

@@ -77,7 +77,7 @@ _OPTION = re.compile(r"(?:^|\s)--signal[= ](?:[RB]{1,2}:)?([A-Za-z0-9]+(?:@\d{1,
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """`signal`: the job saves its work on this signal within `grace_s` seconds; empty: none. `least`: the
     number of nodes that it needs to continue; 0: it gives up no node. `unknown`: words that begin with
-    `healer:` and have no meaning."""
+    `healer:`, in any case of letters, and have no meaning."""
 
     requeue: bool = False
     keep: bool = False
@@ -103,7 +103,7 @@ def wish_of(job: SlurmJob) -> Wish:
             requeue, signal = True, found
         elif match := _LEAST.fullmatch(word):
             least = max(least, int(match[1]))  # of two words, the more cautious one
-        elif word.startswith("healer:"):
+        elif word.lower().startswith("healer:"):
             unknown.append(word)
     return Wish(
         requeue=requeue,

@@ -47,6 +47,7 @@ def job(**fields: Any) -> SlurmJob:
         ({"comment": "healer:signal=KILL@5"}, Wish(unknown=("healer:signal=KILL@5",))),
         ({"comment": "healer:signal=$(reboot)"}, Wish(unknown=("healer:signal=$(reboot)",))),
         ({"comment": "healer:yes"}, Wish(unknown=("healer:yes",))),
+        ({"comment": "Healer:keep HEALER:swap=4"}, Wish(unknown=("Healer:keep", "HEALER:swap=4"))),
         # sbatch's own option says how the job saves its work, and agrees to nothing.
         ({"submit_line": "sbatch --signal=B:USR1@120 x.sh"}, Wish(signal="USR1", grace_s=120)),
         ({"submit_line": "sbatch --signal usr2 x.sh"}, Wish(signal="USR2", grace_s=60)),

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Any, Iterable, Union
 
-from healer_steps._fork import after_fork
+from healer_steps._fork import after_fork, take_no_signals
 from healer_steps._post import taken, utc
 from healer_steps._sender import Sender
 
@@ -91,6 +91,7 @@ class Checkpoints:
             self._sender.put_checkpoint(event)
 
     def _run(self) -> None:
+        take_no_signals()
         while True:
             with self._lock:
                 if not self._waiting:

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Callable, Optional, Tuple
 
 from healer_steps._environ import Settings
-from healer_steps._fork import after_fork
+from healer_steps._fork import after_fork, take_no_signals
 from healer_steps._post import CHECKPOINTS, Post, Sample, taken
 
 log = logging.getLogger("healer_steps")
@@ -156,6 +156,7 @@ class Sender:
 
     def _run(self) -> None:
         try:
+            take_no_signals()
             self._loop(Post(self))
         except Exception as error:  # the training goes on, whatever it was
             self.say("ended", f"step times are not sent any more: {error!r}")

@@ -551,6 +551,30 @@ def test_a_signal_that_saves_while_the_program_saves_stops_nothing(receiver: Rec
     assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
 
 
+BLOCKS = """
+import os, signal, sys, time
+import healer_steps
+
+steps = healer_steps.Steps(every_s=3600)
+with steps.step():
+    pass
+steps.checkpoint("/dev/zero", 1, checksum=True)  # its thread is never done
+time.sleep(0.2)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # while it saves
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.2)
+print("pending", signal.SIGTERM in signal.sigpending())
+signal.sigwait({signal.SIGTERM})
+steps.close(0)
+"""
+
+
+def test_a_signal_that_the_program_blocks_ends_it_in_no_other_thread(receiver: Receiver) -> None:
+    """The kernel gives it to any thread that does not block it: there it would end the program."""
+    done = ran(BLOCKS, receiver)
+    assert (done.returncode, done.stdout) == (0, "pending True\n"), done.stderr
+
+
 def test_it_can_be_imported_where_it_cannot_send() -> None:
     """On a laptop, say, of another system."""
     missing = "import sys; sys.modules.update(fcntl=None, ssl=None, torch=None)"

@@ -25,8 +25,9 @@ from healer.signals.rejects import (
     check_marks,
     python_json,
     sentence,
+    utc_time,
 )
-from healer.signals.values import sample_time
+from healer.signals.values import FUTURE_LIMIT, OLD_LIMIT, sample_time
 from healer.signals.wire import HasNode, is_job_id, wrong_node
 from healer.text import Said, say
 
@@ -130,6 +131,7 @@ def step_batches(
                 nodes.setdefault(sample.node, len(nodes))
         index += count
         out.accepted += len(rows)
+        rows = _by_our_clock(rows, now)
         for is_open in (False, True):
             if some := [row for row in rows if (row[0].open_s is not None) is is_open]:
                 out.batches.append(_batch(body, where, some, nodes, now, is_open=is_open))
@@ -197,7 +199,7 @@ def _check_size(bodies: int, samples: int) -> None:
 def _checked(
     sample: StepSample, cluster: str, has_node: HasNode, now: datetime, wrong: dict[str, Said | None]
 ) -> datetime:
-    """When the step ended. Raises BadEntry."""
+    """When the step ended, by its sender's clock. Raises BadEntry."""
     _check_whole(sample)
     for name in _SECONDS:
         value = getattr(sample, name)
@@ -210,7 +212,30 @@ def _checked(
             wrong[sample.node] = wrong_node(cluster, sample.node, has_node)
         if why := wrong[sample.node]:
             raise BadEntry(why)
-    return now if sample.time is None else sample_time(sample.time, now)
+    if sample.time is None:
+        return now
+    sample_time(sample.time, now)  # not too old
+    return utc_time(sample.time)
+
+
+def _by_our_clock(
+    rows: list[tuple[StepSample, datetime]], now: datetime
+) -> list[tuple[StepSample, datetime]]:
+    """Rows of a rank whose clock is ahead, moved back until its newest one is of this moment: with the time
+    of arrival for all of them the job would show no pace, and no hang."""
+    ahead: dict[int | None, datetime] = {}
+    for sample, at in rows:
+        if at > now + FUTURE_LIMIT:
+            ahead[sample.rank] = max(at, ahead.get(sample.rank, at))
+
+    def moved(sample: StepSample, at: datetime) -> datetime:
+        newest = ahead.get(sample.rank)
+        if newest is None or sample.time is None:
+            return at
+        behind = newest - at
+        return now - behind if behind <= OLD_LIMIT else min(at, now)  # one wrong time moves no other one
+
+    return [(sample, moved(sample, at)) for sample, at in rows] if ahead else rows
 
 
 def _check_whole(sample: StepSample) -> None:

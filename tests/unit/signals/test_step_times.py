@@ -190,6 +190,26 @@ def test_a_time_that_has_no_utc_is_rejected_alone() -> None:
     assert ([one.index for one in taken.rejected], len(taken.observations)) == ([0], 1)
 
 
+@pytest.mark.parametrize("ahead_s", [0.0, 7.0, 3600.0])
+def test_steps_of_a_rank_whose_clock_is_ahead_keep_their_distances(ahead_s: float) -> None:
+    """All at the time of arrival, the job would have no pace, and no hang of it would be seen."""
+    samples = [
+        {"rank": rank, "step": at, "step_s": 1.0,
+         "time": (NOW + timedelta(seconds=at - 4 + ahead_s * rank)).isoformat()}
+        for at in range(5) for rank in (0, 1)
+    ]  # fmt: skip
+    (batch,) = take({"job": "1", "samples": [*samples, {"rank": 1, "step_s": 1.0}]}).batches
+    by_rank = [(batch.at[batch.rank == rank] - NOW.timestamp()).tolist() for rank in (0, 1)]
+    assert by_rank == [[-4, -3, -2, -1, 0], [-4, -3, -2, -1, 0, 0]]
+
+
+def test_one_time_of_a_far_future_moves_no_other() -> None:
+    times = (NOW - timedelta(seconds=9), datetime.max.replace(tzinfo=UTC), NOW)
+    samples = [{"step_s": 1.0, "time": at.isoformat()} for at in times]
+    (batch,) = take({"job": "1", "samples": samples}).batches
+    assert (batch.at - NOW.timestamp()).tolist() == [-9, 0, 0]
+
+
 def test_a_body_that_is_no_json() -> None:
     for raw in (b"", b"{", b"\xff", b"[" * 5000):
         with pytest.raises(BadBody):

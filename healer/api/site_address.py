@@ -26,8 +26,13 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _SCHEMES = frozenset({"http", "https"})
 #: Accepted pairs of a host and the address that it reached; no honest site has more.
 _CACHED = 1000
-#: A pair of RFC 7239: its value is a token or a quoted string.
-_PAIR = re.compile(r'([A-Za-z]+)=("(?:[^"\\]|\\.)*"|[^";,\s]*)')
+#: A quoted string of RFC 7239.
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+#: All up to a quote that none ends: only there is a search for its end in vain, and it must not be repeated.
+_BALANCED = re.compile(rf'(?:{_QUOTED}|[^"])*')
+_ELEMENT = re.compile(rf'(?:{_QUOTED}|[^",])+')
+#: A pair: its value is a token or a quoted string.
+_PAIR = re.compile(rf'(?<![A-Za-z])([A-Za-z]+)=({_QUOTED}|[^";,\s]*)')
 
 
 class WrongHost(Problem):
@@ -196,8 +201,10 @@ def _last(values: str) -> str:
 
 
 def _pairs(forwarded: str) -> list[dict[str, str]]:
-    """The elements of `Forwarded`, each with its pairs."""
-    elements = re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^",])+', forwarded)
+    """The elements of `Forwarded`, each with its pairs. A quote without an end ends an element: it must not
+    hide what a proxy appended."""
+    whole = cast("re.Match[str]", _BALANCED.match(forwarded))[0]
+    elements = _ELEMENT.findall(whole + forwarded[len(whole) :].replace('"', ","))
     return [
         {name.lower(): re.sub(r"\\(.)", r"\1", value.strip('"')) for name, value in _PAIR.findall(element)}
         for element in elements

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from healer.api.client_certificates import CERTIFICATE, names_shown
-from healer.api.cookies import read_cookie
+from healer.api.cookies import drop_quoted_cookies, read_cookie
 from healer.api.metrics import REQUESTS, counter
 from healer.api.problems import Errors, Problem, ending, held_back, problem_of
 from healer.api.quotas import SENDER, loss_of, route_of
@@ -432,7 +432,10 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
-        hot = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        hot = None
+        if scope["type"] == "http":
+            drop_quoted_cookies(scope)
+            hot = self._hot.get(scope["path"]) if scope["method"] == "POST" else None
         if hot is None:
             await self._edge(scope, receive, send)
             return

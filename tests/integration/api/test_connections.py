@@ -230,6 +230,34 @@ def test_a_head_without_end_ends_the_connection_before_it_costs_others(server: S
     assert sent < 16 * 1024 * 1024
 
 
+QUOTED = 'a="' + '\\"' * 25_000 + '"'
+
+
+@pytest.mark.parametrize(
+    ("asks", "status"),
+    [("GET /healthz", b"200"), ("GET /api/v1/nodes", b"401"), ("POST /api/v1/signals/metrics", b"401")],
+)
+def test_a_long_cookie_in_quotes_costs_others_nothing(server: Server, asks: str, status: bytes) -> None:
+    """Older Pythons unquote it in the square of its length."""
+    _, port = server
+    began_s = time.process_time()
+    with connected(port) as link:
+        link.sendall(f"{asks} HTTP/1.1\r\nHost: localhost\r\nCookie: {QUOTED}\r\n\r\n".encode())
+        assert until(link, b"\r\n\r\n").startswith(b"HTTP/1.1 " + status)
+    assert time.process_time() - began_s < 2
+
+
+def test_a_cookie_behind_a_quoted_one_of_another_site_is_read(server: Server) -> None:
+    api, port = server
+    cookie = api.app.state.access.sign_in(api.token("viewer", once=True), "127.0.0.1")
+    with connected(port) as link:
+        head = (
+            f'GET /api/v1/nodes HTTP/1.1\r\nHost: localhost\r\nCookie: a="b c"; healer_session={cookie}; d="'
+        )
+        link.sendall(head.encode() + b'"\r\n\r\n')
+        assert until(link, b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
 def test_a_head_as_long_as_any_honest_one_and_a_long_body_are_taken(server: Server) -> None:
     api, port = server
     head, body = post(api, 1, more=f"Cookie: {'a' * 30_000}\r\n", note="n" * 600_000)

@@ -130,22 +130,14 @@ def test_the_origin_of_a_form_is_that_of_the_site() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("Cookie", 'other="' + '\\"' * 30_000 + '"'),
-        ("Cookie", "a=;" * 20_000),
-        ("Forwarded", 'for="' + '\\"' * 30_000),
-        ("Forwarded", "a" * 60_000),
-        ("Forwarded", 'a="\\"' * 12_000),
-        ("Forwarded", '"' * 60_000),
-    ],
+    "value",
+    ['for="' + '\\"' * 30_000, "a" * 60_000, 'a="\\"' * 12_000, '"' * 60_000],
+    ids=["escaped", "letters", "pairs", "quotes"],
 )
-def test_a_long_header_costs_little(name: str, value: str) -> None:
+def test_a_long_forwarded_header_costs_little(value: str) -> None:
     """It is read while nobody else is served."""
     began_s = time.process_time()
-    asked = scope(SiteNames(PUBLIC, PROXIES), (name, value), ("Host", "h"))
-    assert site_address(asked).host == "h"
-    assert read_cookie(Request(asked), "healer_session") == ""
+    assert site_address(scope(SiteNames(PUBLIC, PROXIES), ("Forwarded", value), ("Host", "h"))).host == "h"
     assert time.process_time() - began_s < 1
 
 

@@ -71,7 +71,7 @@ def peer_of(scope: Scope) -> str:
 def is_own_origin(scope: Scope, origin: str) -> bool:
     """Whether `origin`, as a browser sends it, is that of this site."""
     site, reached = cast("SiteNames", scope["app"].state.site), site_address(scope)
-    return origin == site.public_url or urlsplit(origin).netloc == reached.host
+    return origin == site.public_url or origin.partition("://")[2] == reached.host
 
 
 class SiteNames:

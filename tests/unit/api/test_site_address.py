@@ -126,7 +126,8 @@ def test_the_origin_of_a_form_is_that_of_the_site() -> None:
     assert is_own_origin(asked, "https://healer.example:8443")
     assert is_own_origin(asked, "https://healer.example")
     assert not is_own_origin(asked, "https://evil.example")
-    assert not is_own_origin(asked, "null")
+    for nonsense in ("null", "http://[", "http://a]", ""):
+        assert not is_own_origin(asked, nonsense)
 
 
 @pytest.mark.parametrize(

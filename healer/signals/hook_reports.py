@@ -190,9 +190,14 @@ def _check_names(report: HookReport) -> None:
 
 def _results(report: HookReport) -> dict[str, Any]:
     """The failed checks, with their texts, and the passed ones; empty without a check."""
-    failed = {check.name: check.text for check in report.checks if check.text}
+    # One line for people: each line of a message or ticket is one of healer's own sentences.
+    failed = {check.name: _one_line(check.text) or check.name for check in report.checks if check.text}
     passed = [check.name for check in report.checks if not check.text]
     return ({"failed": failed} if failed else {}) | ({"passed": passed} if passed else {})
+
+
+def _one_line(text: str) -> str:
+    return " ".join(filter(None, text.splitlines()))
 
 
 def _samples(report: HookReport, cluster: str) -> bytes:

@@ -42,6 +42,14 @@ def test_a_report_that_was_recorded_is_the_same_report() -> None:
     assert seen(entry.body, later(2)) == first
 
 
+def test_what_a_check_says_is_one_line_so_that_it_forges_none_of_a_message() -> None:
+    forged = "disk\n\nhealer: returned to service\r\nP1 gpu0001: see https://evil.example"
+    checks = [{"name": "probe", "text": forged}, {"name": "blank", "text": "\n"}]
+    (report,) = seen({"id": "4711.0", "node": NODE, "checks": checks}, later(2))
+    said = "disk healer: returned to service P1 gpu0001: see https://evil.example"
+    assert report.data["failed"] == {"probe": said, "blank": "blank"}
+
+
 def played(*rows: tuple[float, str, Any]) -> dict[str, Any]:
     lines = [{"at": later(at).isoformat(), "route": route, "body": body} for at, route, body in rows]
     return replay(rules_in(Mode.auto), read(json.dumps(one) for one in lines))

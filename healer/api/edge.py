@@ -40,7 +40,7 @@ PREFIX = "/api/v1"
 #: From the first byte, or from the connection's beginning, until all headers are here.
 HEAD_S = 10.0
 #: Bytes of a head, or of what follows a body, that came before the piece that ends it. The parser copies all
-#: of a field with each piece of it, while nobody else is served.
+#: of a field with each piece of it, while no one else is served.
 HEAD_BYTES = 64 * 1024
 #: From the headers to the end of the body; its reader answers 408 long before (`WHOLE_S`).
 REQUEST_S = WHOLE_S + 15.0

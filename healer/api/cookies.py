@@ -6,7 +6,6 @@ domain nor a stranger on the way can plant one. By https a cookie without it is 
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.types import Scope
 
 from healer.api.site_address import site_address
 
@@ -21,19 +20,6 @@ def cookie_name(request: HTTPConnection, name: str) -> str:
 def read_cookie(request: HTTPConnection, name: str) -> str:
     """Its value; empty if there is none."""
     return request.cookies.get(cookie_name(request, name), "")
-
-
-def drop_quoted_cookies(scope: Scope) -> None:
-    """Takes cookies with a quote out of the request: none of ours has one, and to unquote costs older Pythons
-    the square of the length, wherever a layer reads the cookies."""
-    if any(name == b"cookie" and b'"' in value for name, value in scope["headers"]):
-        scope["headers"] = [
-            (name, _unquoted(value) if name == b"cookie" else value) for name, value in scope["headers"]
-        ]
-
-
-def _unquoted(header: bytes) -> bytes:
-    return b";".join(pair for pair in header.split(b";") if b'"' not in pair)
 
 
 def set_cookie(

@@ -100,8 +100,8 @@ class Replay:
                 self._take_beats(at, [signal for entry in batch for signal in self._signals(entry)])
                 continue
             self._pass_time(at)
-            if at > self.walked_at and any(entry.route.startswith("slurm/") for entry in batch):
-                self._walk([])  # what was due before the picture, which may show it as done
+            if at > self.walked_at and any(entry.route == "slurm/nodes" for entry in batch):
+                self._walk([])  # what was due before the picture, of which the jobs may follow
             for entry in batch:
                 if entry.route == LOST:
                     with _named(entry):

@@ -52,7 +52,9 @@ def test_an_engineer_sees_the_fault_what_was_done_and_gives_the_node_back(
     done = page.locator("section", has=page.locator("#h-done"))
     expect(done).to_contain_text(f"Affected jobs: {job}")
     expect(done).to_contain_text(f"More reports about {node} may follow")
-    expect(page.locator(".facts")).to_contain_text(f"healer:gpu-lost inc:{site.incident(node)['id'][:8]}")
+    # Slurm's reason comes with the next poll, which may rest for 12 s.
+    reason = f"healer:gpu-lost inc:{site.incident(node)['id'][:8]}"
+    expect(page.locator(".facts")).to_contain_text(reason, timeout=20_000)
     expect(page.locator("section", has=page.locator("#h-hit"))).to_contain_text(f"job {job}")
     expect(page.locator(".timeline pre").first).to_contain_text("GPU has fallen off the bus")
     picture(page, "2-drained")

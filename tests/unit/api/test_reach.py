@@ -4,7 +4,8 @@ import asyncio
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, cast
@@ -149,45 +150,41 @@ def test_unreachable_database_is_not_ready() -> None:
     assert not readiness.ready and readiness.checks["database"] == {"ok": False, "text": "connection refused"}
 
 
+@asynccontextmanager
+async def all_pages_waiting() -> AsyncIterator[None]:
+    """The threads of the pages hang in a database, and more pages wait for one."""
+    release = threading.Event()
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    limiter.total_tokens = 2
+    pages = [asyncio.create_task(run_in_threadpool(release.wait, 60)) for _ in range(4)]
+    while limiter.available_tokens:
+        await asyncio.sleep(0.01)
+    try:
+        yield
+    finally:
+        release.set()
+        await asyncio.gather(*pages)
+
+
 def test_a_process_whose_pages_all_wait_is_alive() -> None:
     """A supervisor must not end it for a Prometheus or a database that hangs."""
-    release = threading.Event()
     app = FastAPI()
     app.include_router(system_routes.router)
 
     async def ask() -> None:
-        limiter = anyio.to_thread.current_default_thread_limiter()
-        limiter.total_tokens = 2
-        pages = [asyncio.create_task(run_in_threadpool(release.wait, 60)) for _ in range(4)]
-        while limiter.available_tokens:
-            await asyncio.sleep(0.01)
-        try:
-            async with httpx.AsyncClient(
-                transport=httpx.ASGITransport(app), base_url="http://healer"
-            ) as asks:
-                assert (await asyncio.wait_for(asks.get("/healthz"), 10)).json() == {"status": "ok"}
-        finally:
-            release.set()
-            await asyncio.gather(*pages)
+        link = httpx.ASGITransport(app)
+        async with all_pages_waiting(), httpx.AsyncClient(transport=link, base_url="http://healer") as asks:
+            assert (await asyncio.wait_for(asks.get("/healthz"), 10)).json() == {"status": "ok"}
 
     asyncio.run(ask())
 
 
 def test_a_long_body_is_read_while_all_pages_wait() -> None:
     """The threads of the pages hang in a database; a body of 1 MiB is read nevertheless."""
-    release = threading.Event()
 
     async def ask() -> None:
-        limiter = anyio.to_thread.current_default_thread_limiter()
-        limiter.total_tokens = 2
-        pages = [asyncio.create_task(run_in_threadpool(release.wait, 60)) for _ in range(4)]
-        while limiter.available_tokens:
-            await asyncio.sleep(0.01)
-        try:
+        async with all_pages_waiting():
             assert await asyncio.wait_for(parse(1 << 20, lambda: "read"), 30) == "read"
-        finally:
-            release.set()
-            await asyncio.gather(*pages)
 
     asyncio.run(ask())
 

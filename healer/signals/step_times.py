@@ -27,7 +27,7 @@ from healer.signals.rejects import (
     sentence,
     utc_time,
 )
-from healer.signals.values import FUTURE_LIMIT, OLD_LIMIT, sample_time
+from healer.signals.values import FUTURE_LIMIT, OLD_LIMIT, TOO_OLD, accepted_time
 from healer.signals.wire import HasNode, is_job_id, wrong_node
 from healer.text import Said, say
 
@@ -214,8 +214,10 @@ def _checked(
             raise BadEntry(why)
     if sample.time is None:
         return now
-    sample_time(sample.time, now)  # not too old
-    return utc_time(sample.time)
+    at = utc_time(sample.time)
+    if accepted_time(at, now) is None:
+        raise BadEntry(TOO_OLD)
+    return at
 
 
 def _by_our_clock(

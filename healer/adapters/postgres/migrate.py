@@ -190,7 +190,7 @@ def require_tables(engine: sa.Engine) -> None:
             revision = checked(connection)
     except SQLAlchemyError:
         return
-    if pending(revision):
+    if revision is None or revision < head():
         raise MigrationError(
             say("setup.tables_are_older", revision=revision or say("doctor.none"), needed=head())
         )

@@ -136,16 +136,16 @@ def _queue_changed(tx: NewsTx) -> None:
 
 def _route_queued(tx: PlanTx, settings: Notifications, since: Mapping[str, datetime], now: datetime) -> None:
     unrouted = tx.unrouted()
-    pages = news.many_pages([row.message for row in unrouted if row.message is not None and since])
+    waiting = [(row, row.message) for row in unrouted if row.message is not None and since]
+    pages = news.many_pages([message for _, message in waiting])
     in_one = {member.id for members in pages for member in members}
     # An Alertmanager groups alerts itself, and needs each of them.
     feeds = {channel.name for channel in settings.channels if channel.kind is ChannelKind.alertmanager}
     to_feeds, to_people = settings.to_channels(feeds), settings.to_channels(since.keys() - feeds)
     for members in pages:
         _page_once(tx, members, to_people, since, now)
-    for row in unrouted:
-        if row.message is not None and since:
-            _route(tx, row, row.message, to_feeds if row.id in in_one else settings, since, now)
+    for row, message in waiting:
+        _route(tx, row, message, to_feeds if row.id in in_one else settings, since, now)
     tx.mark_routed([row.id for row in unrouted])
 
 

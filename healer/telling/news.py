@@ -378,9 +378,8 @@ def page_of_many(members: Sequence[Message]) -> Message:
     title = say("telling.many_title", cluster=first.cluster, n=len(members), rule=first.about.rule)
     lines = (_nodes(nodes), say("telling.many_example", title=first.title), first.text)
     digest = sha256("\0".join(sorted(member.id for member in members)).encode()).hexdigest()[:12]
-    name, alarm = f"p0:{first.cluster}:{digest}", f"{first.about.rule}@{first.cluster}"
-    about = {"rule": first.about.rule, "fault": first.about.fault}
-    return _paging(_of_healer(first.cluster, name, alarm, title, lines, Severity.P0, **about))
+    name, about = f"p0:{first.cluster}:{digest}", {"rule": first.about.rule, "fault": first.about.fault}
+    return _paging(_of_healer(first.cluster, name, name, title, lines, Severity.P0, **about))
 
 
 def demotion_message(cluster: str, rule: str, why: str, incident: str, request: str) -> Message:

@@ -279,6 +279,18 @@ def test_many_p0_pages_at_once_are_one_that_names_their_nodes(site: Site) -> Non
     assert site.paged() == ["trigger"] and len(site.slack()) == 1
 
 
+def test_pages_of_other_incidents_are_no_repeat(site: Site) -> None:
+    """They must neither take the place of the first page, nor wait for its back-off."""
+    site.round()
+    for first in (1, 6):
+        for number in range(first, first + 5):
+            one = site.incident(number, node=f"gpu{number:04}", severity=Severity.P0, p0_since=START)
+            site.put(p0_page(one, "held by hourly"))
+        site.round(MINUTE)
+    assert site.paged() == ["trigger"] * 2
+    assert "gpu0006, gpu0007, gpu0008, gpu0009, gpu0010" in str(site.chats.taken["pagerduty"][1])
+
+
 def test_three_p0_pages_at_once_are_a_page_each(site: Site) -> None:
     site.round()
     for number in range(1, 4):

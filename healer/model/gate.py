@@ -34,24 +34,30 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     left: int
 
 
-def digest(parts: Iterable[msgspec.Struct | str]) -> str:
-    """The same for the same meaning: comments, the order of fields and default values do not count, nor does
-    the mode, which is earned separately. A field added by a later version changes nothing either."""
-    values = [part if isinstance(part, str) else _plain_value(part) for part in parts]
+#: Fields of rules and playbooks that only people read, and the mode, which is earned separately.
+_WITHOUT_MEANING = frozenset({"mode", "title", "runbook", "source"})
+
+
+def digest(parts: Iterable[msgspec.Struct | str], *, without: Collection[str] = _WITHOUT_MEANING) -> str:
+    """The same for the same meaning: comments, the order of fields and default values do not count, nor do
+    the fields `without`. A field added by a later version changes nothing either."""
+    values = [part if isinstance(part, str) else _plain_value(part, without) for part in parts]
     return sha256(msgspec.json.encode(values, order="sorted")).hexdigest()[:16]
 
 
-def _plain_value(value: object) -> object:
+def _plain_value(value: object, without: Collection[str]) -> object:
     if isinstance(value, Mapping):
-        return {str(name): _plain_value(item) for name, item in value.items()}
+        return {str(name): _plain_value(item, without) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain_value(item) for item in value]
+        return [_plain_value(item, without) for item in value]
     if not isinstance(value, msgspec.Struct) or isinstance(value, Mode):
         return value
     return {
-        field.name: _plain_value(content)
+        field.name: _plain_value(content, without)
         for field in msgspec.structs.fields(value)
-        if field.name != "mode" and (content := getattr(value, field.name)) != field.default and content != {}
+        if field.name not in without
+        and (content := getattr(value, field.name)) != field.default
+        and content != {}
     }
 
 

@@ -600,7 +600,15 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """`rule/NAME` and `playbook/NAME` -> a digest of their text. A script is part of its playbook."""
+        """`rule/NAME` and `playbook/NAME` -> a digest of their meaning. A script is part of its playbook."""
+        return {name: digest(parts) for name, parts in self._parts_by_name().items()}
+
+    @cached_property
+    def former_texts(self) -> dict[str, str]:
+        """`texts` as versions up to revision 0046 stored them: titles, runbooks and sources counted, too."""
+        return {name: digest(parts, without={"mode"}) for name, parts in self._parts_by_name().items()}
+
+    def _parts_by_name(self) -> dict[str, list[msgspec.Struct | str]]:
         parts_by_name: dict[str, list[msgspec.Struct | str]] = {}
         for policy in (*self.rules, *self.detection, *self.alerts, *self.sharings, *self.forecasts):
             parts_by_name.setdefault(f"rule/{policy.name}", []).append(policy)
@@ -608,7 +616,7 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             parts_by_name.setdefault(f"rule/{policy.name}", []).append(policy)
         for name, playbook in self.playbooks.items():
             parts_by_name[f"playbook/{name}"] = [playbook, *self._runs_in(playbook)]
-        return {name: digest(parts) for name, parts in parts_by_name.items()}
+        return parts_by_name
 
     def _runs_in(self, playbook: Playbook) -> Iterator[msgspec.Struct | str]:
         """The tests and the site's commands that it may start."""

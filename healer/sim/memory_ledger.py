@@ -67,6 +67,7 @@ from healer.sim.ledger_tables import (
     node_history,
     outcome,
     record_texts,
+    rename_texts,
     sweeps,
 )
 from healer.sim.stores import MemoryCheckpoints
@@ -472,6 +473,9 @@ class MemoryLedger:
 
     def inventories(self) -> list[Inventory]:
         return list(self.tables.inventories.values())
+
+    def rename_texts(self, former: Mapping[str, str], texts: Mapping[str, str]) -> None:
+        rename_texts(self.tables, former, texts)
 
     def note_texts(self, texts: Mapping[str, str], first_runs: int, now: datetime) -> list[Trial]:
         return record_texts(self.tables, self.cluster, texts, first_runs, now)

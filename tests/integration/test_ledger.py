@@ -767,6 +767,20 @@ def test_changed_texts_are_on_trial_until_enough_runs_were_let_go(bench: Bench) 
     assert ledger.note_texts(first | {"rule/new": "1"}, 2, START)[0].name == "rule/new"
 
 
+def test_a_text_known_by_its_former_digest_keeps_its_record(bench: Bench) -> None:
+    ledger = bench.ledger
+    ledger.note_texts({"rule/a": "old a", "rule/b": "old b", "rule/c": "other c"}, 2, START)
+    ledger.note_texts({"rule/a": "old a", "rule/b": "older b", "rule/c": "other c"}, 2, START)
+    former = {"rule/a": "old a", "rule/b": "older b", "rule/c": "old c", "rule/d": "old d"}
+    texts = {"rule/a": "a", "rule/b": "b", "rule/c": "c", "rule/d": "d"}
+    for _ in range(2):
+        ledger.rename_texts(former, texts)
+    noted = ledger.note_texts(texts, 2, ago(0))
+    assert [(one.name, one.digest, one.since) for one in sorted(noted, key=lambda one: one.name)] == [
+        ("rule/b", "b", START), ("rule/c", "c", ago(0)), ("rule/d", "d", ago(0)),
+    ]  # fmt: skip
+
+
 def test_what_one_run_holds_alone_no_other_run_has(bench: Bench) -> None:
     begin(bench, run("one", 1), run("other", 2))
     with ExitStack() as stack:

@@ -133,6 +133,19 @@ def test_with_no_first_runs_a_change_acts_at_once(site: NotingSite) -> None:
     assert site.state(1) is RunState.waiting
 
 
+def test_what_only_people_read_is_no_change(site: NotingSite) -> None:
+    site.look()
+    site.change(title="A GPU has fallen off the bus", runbook="https://wiki.example/gpu-lost")
+    books = site.rules.playbooks
+    book = books["gpu-fatal"]
+    steps = tuple(msgspec.structs.replace(step, title=f"{step.title}, as before") for step in book.steps)
+    reworded = msgspec.structs.replace(book, title="Another name", steps=steps)
+    site.rules = msgspec.structs.replace(site.rules, playbooks={**books, "gpu-fatal": reworded})
+    site.lose(1)
+    assert site.state(1) is RunState.waiting
+    assert not [one for one in site.ledger.tables.audit if one.verb == "rules.changed"]
+
+
 # --- what is a change -------------------------------------------------------------------------------------
 
 

@@ -150,6 +150,10 @@ class PostgresLedger:
         with ledger_reading(self._engine) as conn:
             return node_rows.read_inventories(conn, self.cluster)
 
+    def rename_texts(self, former: Mapping[str, str], texts: Mapping[str, str]) -> None:
+        with ledger_errors(), self._engine.begin() as conn:
+            rule_rows.rename_texts(conn, self.cluster, former, texts)
+
     def note_texts(self, texts: Mapping[str, str], first_runs: int, now: datetime) -> list[Trial]:
         with ledger_errors(), self._engine.begin() as conn:
             return rule_rows.note_texts(conn, self.cluster, texts, first_runs, now)

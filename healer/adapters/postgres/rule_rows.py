@@ -132,6 +132,23 @@ def note_texts(
     return _update_trials(conn, cluster, texts, first_runs)
 
 
+def rename_texts(
+    conn: sa.Connection, cluster: str, former: Mapping[str, str], texts: Mapping[str, str]
+) -> None:
+    """`healer.ports.transactions.Ledger.rename_texts`."""
+    stored = sa.select(rule_texts.c.name, rule_texts.c.digest).where(rule_texts.c.cluster == cluster)
+    before = {(name, digest) for name, digest in conn.execute(stored)}
+    renamed = [
+        {"of": name, "was": former[name], "now": digest}
+        for name, digest in texts.items()
+        if (name, digest) not in before and (name, former.get(name)) in before
+    ]
+    if renamed:
+        of_text = rule_texts.c.name == sa.bindparam("of"), rule_texts.c.digest == sa.bindparam("was")
+        of_cluster = sa.update(rule_texts).where(rule_texts.c.cluster == cluster, *of_text)
+        conn.execute(of_cluster.values(digest=sa.bindparam("now")), renamed)
+
+
 def _trials(where: sa.ColumnElement[bool]) -> sa.Select:
     columns = [rule_texts.c[name] for name in Trial.__struct_fields__]
     return sa.select(*columns).where(where, rule_texts.c.left > 0)

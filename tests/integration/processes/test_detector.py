@@ -17,6 +17,7 @@ from healer.model import (
     CommandKind,
     Component,
     Controller,
+    Mode,
     Observation,
     ObservationKind,
     Reference,
@@ -54,6 +55,17 @@ def test_a_signal_is_walked_consumed_and_its_run_poked(place: Place) -> None:
     assert place.inbox.unconsumed(10) == []
     detector.once()
     assert len(place.poked) == 1
+
+
+def test_an_upgrade_puts_no_unchanged_rule_on_trial(place: Place) -> None:
+    """The version before stored the digests of rules with their titles."""
+    place.ledger.note_texts(rules_in(Mode.auto, settle_s=0.0).former_texts, 3, START)
+    place.inbox.add(lines(name(1), LOST, at=START))
+    place.detector().once()
+    (one,) = place.incidents()
+    assert place.poked == [one.run]
+    with place.engine.connect() as conn:
+        assert "rules.changed" not in conn.scalars(sa.select(audit_records.c.verb)).all()
 
 
 def test_detector_idles_without_signals_and_stops_on_request(place: Place) -> None:

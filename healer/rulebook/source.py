@@ -149,7 +149,7 @@ class Source:
             text = say("rulebook.expected_mapping")
             self.problem(path, say("rulebook.field", field=path[-1], text=text) if path else text)
             return {}
-        return data
+        return dict(data)  # `data` is what every later load of the same file gets
 
     def convert(self, path: Sequence[str | int], data: Any, kind: type[T]) -> T | None:
         """The struct; a problem and None when it is wrong. Unknown fields are problems of their own."""

@@ -201,7 +201,7 @@ def _check_expressions(
 
 def _drawable(threshold: Expr, signal: Signal) -> bool:
     """Counters are drawn as a rate per second, or as growth if the threshold is in their own unit."""
-    unit = units.UNIT_WORDS[signal.unit]
+    unit = units.UNIT_WORDS.get(signal.unit, units.PLAIN)
     if units.fits(threshold.unit, unit):
         return True
     return signal.kind is SignalKind.counter and units.fits(threshold.unit, unit / units.SECONDS)

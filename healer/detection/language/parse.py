@@ -224,7 +224,8 @@ class _Reader:
                 node,
                 say("expressions.device_or_node", name=node.id, measured=signal.scope, scope=self.scope),
             )
-        return Expr("signal", scope=signal.scope, unit=UNIT_WORDS[signal.unit], name=signal.name)
+        unit = UNIT_WORDS.get(signal.unit, PLAIN)  # one that healer does not know is reported in its own file
+        return Expr("signal", scope=signal.scope, unit=unit, name=signal.name)
 
     def _countable(self, node: ast.AST) -> Expr:
         """A number for arithmetic: neither a word nor a bit mask."""

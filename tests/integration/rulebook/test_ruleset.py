@@ -123,6 +123,7 @@ def test_the_version_is_that_of_the_files(folder: Path) -> None:
         ("guards.yaml", "clusters: {}", "clusters: {pod2: {max_nodes: 0}}", "max_nodes: must be at least 1"),
         ("guards.yaml", "partitions: {}", "partitions: [debug]", "partitions: expected a mapping"),
         ("guards.yaml", "protected: []", 'protected: ["gpu[4-1]"]', "the range 4-1 runs backwards"),
+        ("signals.yaml", "- name: gpu_temp_c\n  unit: °C", "- name: gpu_temp_c\n  unit: F", "unit: unknown unit 'F'"),
         ("topology.yaml", "places: {}", "places: {gpu1: {rak: r1}}", "unknown field rak (did you mean rack?)"),
         ("topology.yaml", "gpu_pci: {}", "gpu_pci: {h100: [nowhere]}", "'nowhere' is not a PCI address"),
         ("watches.yaml", "queued_h: 1", "queued_h: 0", "queued_h: must be above 0"),

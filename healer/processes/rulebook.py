@@ -171,14 +171,14 @@ class KeptRules:
             log.warning("proven rules not saved", problem=str(error))
 
 
-def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:
+def _files(folder: str | Path, *, linked: bool = False) -> Iterator[tuple[str, int, int]]:
     """What the stamp holds of each file below. Each process asks each second: a file costs one system call
-    and no Path. What goes meanwhile is gone."""
+    and no Path. What goes meanwhile is gone. A folder that is `linked` may be of others: only its files."""
     with suppress(OSError), os.scandir(folder) as found:
         for entry in found:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(entry.path)
-            elif entry.name.endswith((".yaml", ".sh")):
+            if entry.name.endswith((".yaml", ".sh")):
                 with suppress(OSError):
                     status = entry.stat()
                     yield entry.path, status.st_mtime_ns, status.st_size
+            elif not linked and (entry.is_dir(follow_symlinks=False) or entry.is_symlink()):
+                yield from _files(entry.path, linked=entry.is_symlink())

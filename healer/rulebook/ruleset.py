@@ -10,7 +10,6 @@ Formats: `docs/rules.md`, `docs/signals.md`, `docs/notifications.md`, `docs/sign
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -126,11 +125,16 @@ def load(
 
 
 def _files_digest(folder: Path) -> str:
-    """A digest of the names and bytes of all readable files below the folder."""
+    """A digest of the names and bytes of all files below the folder, and of why some cannot be read. Of a
+    link to a folder elsewhere it has what a load reads there: the files, but no folders within."""
+    linked = [path for path in folder.glob("*") if path.is_symlink() and path.is_dir()]
     found = list[bytes]()
-    for path in sorted(folder.rglob("*")):
-        with suppress(OSError):
-            found += [os.fsencode(path.relative_to(folder)), path.read_bytes()]
+    for path in sorted({*folder.rglob("*"), *(path for link in linked for path in link.glob("*"))}):
+        found.append(os.fsencode(path.relative_to(folder)))
+        try:
+            found.append(path.read_bytes())
+        except OSError as error:
+            found.append(f"error {error.errno}".encode())
     return sha256_of(found)
 
 
@@ -210,7 +214,7 @@ def _started(folder: "_Folder") -> dict[str, Any]:
     commands = read_commands(folder.optional("commands.yaml"))
     check_uses(books, playbooks, commands)
     for name in ALWAYS:
-        if not (folder.path / "playbooks" / f"{name}.yaml").exists():
+        if not os.path.lexists(folder.path / "playbooks" / f"{name}.yaml"):
             folder.problems.append(Problem(f"playbooks/{name}.yaml", 1, say("rulebook.file_missing")))
     return {"scripts": scripts, "validation": validation, "playbooks": playbooks, "commands": commands}
 
@@ -292,13 +296,12 @@ class _Folder:
         self.names.add(name)
         try:
             source = Source(path, name, self.problems)
-        except FileNotFoundError:
-            if required:
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) or path.is_symlink():  # it leads nowhere
+                self.problems.append(_unreadable(name, error))
+            elif required:
                 hint = "" if self.path.is_dir() else say("rulebook.there_no_folder", path=str(self.path))
                 self.problems.append(Problem(name, 1, say("rulebook.file_missing"), hint))
-            return Source(path, name, self.problems, raw=b"")
-        except OSError as error:
-            self.problems.append(Problem(name, 1, say("rulebook.cannot_read", strerror=error.strerror)))
             return Source(path, name, self.problems, raw=b"")
         self.read[name] = source.raw
         return source
@@ -354,10 +357,12 @@ def _scripts(folder: _Folder) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted((folder.path / "validation").glob("*.sh")):
         name = f"validation/{path.name}"
-        raw = path.read_bytes()
-        folder.read[name] = raw
         try:
+            folder.read[name] = raw = path.read_bytes()
             found[path.stem] = raw.decode()
+        except OSError as error:
+            folder.problems.append(_unreadable(name, error))
+            continue
         except UnicodeDecodeError:
             folder.problems.append(Problem(name, 1, say("rulebook.script_not_utf")))
             continue
@@ -387,8 +392,18 @@ def _rules(
 
 def case_sources(rules_dir: Path, problems: list[Problem], pattern: str) -> list[Source]:
     """The case files with matching names."""
-    paths = sorted((rules_dir / "cases").glob(pattern))
-    return [Source(path, f"cases/{path.name}", problems) for path in paths]
+    found: list[Source] = []
+    for path in sorted((rules_dir / "cases").glob(pattern)):
+        name = f"cases/{path.name}"
+        try:
+            found.append(Source(path, name, problems))
+        except OSError as error:
+            problems.append(_unreadable(name, error))
+    return found
+
+
+def _unreadable(name: str, error: OSError) -> Problem:
+    return Problem(name, 1, say("rulebook.cannot_read", strerror=error.strerror))
 
 
 #: What was proven in this process: of each rule a hash of all that its proof depends on.

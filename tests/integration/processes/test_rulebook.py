@@ -46,6 +46,17 @@ def test_a_change_is_taken_while_running(folder: Path) -> None:
     assert book.problem == ""
 
 
+def test_a_change_behind_a_linked_folder_is_taken(folder: Path) -> None:
+    elsewhere = folder.parent / "shared"
+    (folder / "detection").rename(elsewhere)
+    (folder / "detection").symlink_to(elsewhere)
+    book = Rulebook(folder, load)
+    before = book().version
+    edit(elsewhere, "gpu.yaml", "severity: P3", "severity: P2")
+    wait_until(lambda: book().version != before, 30, what="the new rules")
+    assert book.problem == ""
+
+
 def test_a_wrong_change_leaves_the_old_rules_and_says_why_until_it_is_mended(folder: Path) -> None:
     book = Rulebook(folder, load)
     before = book().version

@@ -207,6 +207,28 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["guards.yaml", "topology-found.yaml", "playbooks/drain.yaml", "validation/gpus.sh", "cases/detection-gpu.yaml"]
+)  # fmt: skip
+def test_a_link_that_leads_nowhere_is_no_missing_file(folder: Path, name: str) -> None:
+    """A share that is not mounted must not read as: no caps, no protected nodes."""
+    load(folder)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(folder / "away" / name)
+    with pytest.raises(RulesInvalid) as caught:
+        load(folder)
+    assert f"{name}:1: cannot be read: No such file or directory" in [
+        str(one) for one in caught.value.problems
+    ]
+
+
+def test_a_file_that_can_no_longer_be_read_is_not_taken_for_a_missing_one(folder: Path) -> None:
+    (folder / "guards.yaml").unlink()
+    load(folder)
+    (folder / "guards.yaml").symlink_to("guards.yaml")
+    assert problem(folder) == "guards.yaml:1: cannot be read: Too many levels of symbolic links"
+
+
+@pytest.mark.parametrize(
     ("name", "hint"),
     [
         ("guards.yml", " (did you mean guards.yaml?)"),

@@ -216,7 +216,7 @@ def read_playbooks(
     """All playbooks by name, with those that they use put in their place. Problems go to their sources."""
     found: dict[str, tuple[Source, Playbook]] = {}
     for source in sources:
-        playbook = source.convert((), source.data, Playbook)
+        playbook = None if source.is_broken else source.convert((), source.data, Playbook)
         if playbook is None:
             continue
         stem = source.name.rpartition("/")[2].removesuffix(".yaml")
@@ -241,7 +241,7 @@ def read_playbooks(
         try:
             flat = inline_playbook(playbook, books)
         except InlineError as error:
-            source.at("steps", error.index).problem(str(error), error.hint)
+            source.at("steps", error.index).problem(said_by(error), error.hint)
             whole[name] = playbook
             continue
         _check_order(source, flat.playbook, flat.origin)

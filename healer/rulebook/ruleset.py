@@ -36,6 +36,7 @@ from healer.rulebook.access_rules import read_access
 from healer.rulebook.cases.detection_cases import DETECTION_CASES, run_detection_cases
 from healer.rulebook.cases.detection_cases import prove as prove_rules
 from healer.rulebook.detection_rules import PlacedRule, as_policy, read_models, read_rules
+from healer.rulebook.echoes import without_echoes
 from healer.rulebook.escalation_rules import (
     policies_of,
     policy_of_sharing,
@@ -162,7 +163,8 @@ def _load(
     if prove and placed and not problems:
         _prove(folder, placed, measured["catalogue"], measured["gpu_models"])
     if problems:
-        raise RulesInvalid(sorted(problems, key=lambda problem: (problem.file, problem.line)))
+        found = without_echoes(problems, folder.read)
+        raise RulesInvalid(sorted(found, key=lambda problem: (problem.file, problem.line)))
     parts = codes | started | guards | about | measured | opened
     return Ruleset(
         version=folder.version(),
@@ -415,6 +417,8 @@ def _prove(
     folder: _Folder, placed: Sequence[PlacedRule], catalogue: Catalogue, models: Sequence[GpuModel]
 ) -> None:
     sources = case_sources(folder.path, folder.problems, DETECTION_CASES)
+    if folder.problems:
+        return
     signals = sorted(name for name in folder.read if name.startswith("signals"))
     names = (*signals, "gpu_models.yaml")
     read = [folder.read.get(name, b"") for name in names]
@@ -442,7 +446,8 @@ def _prove(
         meanwhile = saved_proofs(proofs[name] for name in new)
         new = {name for name in new if proofs[name] not in meanwhile}
         outcomes = run_detection_cases(sources, rules, catalogue, models, only=new)
-        prove_rules(outcomes, [placed_rule for placed_rule in placed if placed_rule.rule.name in new])
+        if not folder.problems:  # else a rule may lack no more than the case that is wrong
+            prove_rules(outcomes, [placed_rule for placed_rule in placed if placed_rule.rule.name in new])
         if not folder.problems:
             if len(_proven) >= MOST_PROVEN:
                 _proven.clear()

@@ -69,6 +69,8 @@ class Source:
         self.problems = problems
         self.raw = path.read_bytes() if raw is None else raw
         self.data, wrong = _parsed(self.raw)
+        #: No YAML, which is a problem already, rather than an empty file.
+        self.is_broken = self.data is None and bool(wrong)
         #: (id of a value, kind) already searched for unknown fields: with aliases one value has many places.
         self._looked: dict[tuple[int, Any], Any] = {}
         for line, text in wrong:
@@ -159,6 +161,8 @@ class Source:
             value = msgspec.convert(data, kind)
         except msgspec.ValidationError as error:
             text, _, where = str(error).partition(" - at `")
+            if len(self.problems) > before and _OF_NAMES.match(text):
+                return None  # a name that is spelled wrong is one mistake
             inner = _path(where.rstrip("`"))
             self.problem((*path, *inner), _sentence(text, inner, data), _hint(text, inner, data, kind))
             return None
@@ -283,6 +287,10 @@ def _child(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
             if key.value == str(part):
                 return key.start_mark.line + 1, value
     return None
+
+
+#: msgspec's sentences about the name of a field.
+_OF_NAMES = re.compile(r"Object (?:missing required|contains unknown) field ")
 
 
 @functools.cache

@@ -190,6 +190,40 @@ def test_all_mistakes_come_at_once(folder: Path) -> None:
     assert [one.file for one in caught.value.problems] == ["guards.yaml", "policies.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("detection/gpu.yaml", "severity: P3", "severity: P9"),  # escalations.yaml names its rule
+        ("detection/gpu.yaml", "- name: gpu-hot", "- nam: gpu-hot"),
+        ("detection/gpu.yaml", "gpu_temp_c", "gpu_tempp_c"),
+        ("signals-results.yaml", "stale_s: 1800", "stale_s: x"),  # detection rules use it
+        ("signals.yaml", "  unit: °C", "  [unit: °C"),
+        ("sxid.yaml", "- code: 10004", "- code: x"),
+        ("escalations.yaml", "bursts: 3", "bursts: x"),  # ladders.yaml names its combinations
+        ("validation/depths.yaml", "limit_s", "limitt_s"),  # playbooks use its depths
+        ("playbooks/validate.yaml", "when: test.failed", "when: -5m"),  # other playbooks use it
+        ("playbooks/validate.yaml", "do: drain", "[x]: drain"),
+        ("playbooks/drain.yaml", "do: drain", "[x]: drain"),
+        ("cases/detection-gpu.yaml", "nodes:", "node:"),
+        ("kernel_lines.yaml", "pattern:", "patern:"),
+    ],
+)
+def test_one_mistake_is_one_problem_in_its_own_file(folder: Path, name: str, old: str, new: str) -> None:
+    """Each place that names the wrong entry was a problem too, and came first with a hint that misled."""
+    edit(folder, name, old, new)
+    assert problem(folder).startswith(f"{name}:")
+
+
+def test_names_that_are_wrong_in_themselves_are_reported_next_to_other_mistakes(folder: Path) -> None:
+    edit(folder, "detection/gpu.yaml", "severity: P3", "severity: P9")
+    edit(folder, "detection/pcie.yaml", "when: pcie_link_width", "when: pcie_link_widht")
+    edit(folder, "ladders.yaml", "gpu-hot", "gpu-hto")
+    with pytest.raises(RulesInvalid) as caught:
+        load(folder)
+    said = " ".join(str(one) for one in caught.value.problems)
+    assert all(word in said for word in ("'P9'", "pcie_link_widht", "unknown fault gpu-hto"))
+
+
 @pytest.mark.parametrize("text", ["a: [", "\t- x", "- a\n b: c", "a: b: c", "\x00", "&a [*a, *b]"])
 def test_invalid_yaml_is_reported_with_its_file(folder: Path, text: str) -> None:
     (folder / "guards.yaml").write_text(text)

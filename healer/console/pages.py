@@ -19,7 +19,7 @@ from healer.api.granted import has_role, role_at
 from healer.api.problems import Problem, not_in_slurm
 from healer.console import words
 from healer.console.fleet_map import FleetBodies, FleetMeasures
-from healer.console.render import Renderer, Runbooks, runbooks_dir
+from healer.console.render import Renderer, Runbooks
 from healer.console.views import fleet_view, standing_view
 from healer.console.views.buttons import may_act, may_respond
 from healer.engine.leavers import Leavers
@@ -33,6 +33,7 @@ from healer.ports.measurements import Charts
 from healer.ports.queries import Queries, Rehearsals, RuleFiles
 from healer.ports.request_errors import Invalid
 from healer.ports.sign_in import SignIn
+from healer.rulebook.runbooks import runbooks_dir
 from healer.telling.news import LINK_NAME, is_valid_link
 from healer.text import say
 

@@ -22,6 +22,7 @@ from healer.console import words
 from healer.console.views import svg_charts, svg_lanes
 from healer.model.shown import shown
 from healer.model.vocabulary import WORDS_MAX
+from healer.rulebook.runbooks import MOVED
 from healer.text import in_language, language, to_plain, to_text
 from healer.text.catalogues import ENGLISH, catalogue, scripts_of
 
@@ -220,22 +221,6 @@ def _body_attribute(value: object) -> str:
 
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
-
-
-def runbooks_dir() -> Path:
-    """The Markdown pages that playbooks and rules link to."""
-    return data_folder("docs/runbooks")
-
-
-#: Old names of runbooks, and the page that holds each today: bookmarks and a site's own rules keep working.
-MOVED = {
-    "fabric-manager": "restart-service",
-    "hot-spare-swap": "swap",
-    "power-cycle": "reboot",
-    "resume": "validate",
-    "return-to-service": "validate",
-    "slurm-drain": "foreign-drain",
-}
 
 
 class Runbooks:

@@ -27,7 +27,7 @@ from healer.model import (
     SignalKind,
 )
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.rule_checks import at_column, check_name, policy_of
+from healer.rulebook.rule_checks import at_column, check_name, check_policy, policy_of
 from healer.rulebook.source import Source, Where
 from healer.text import said_by, say
 
@@ -99,6 +99,7 @@ def read_rules(
         for at, entry in source.entries(Entry):
             before = len(source.problems)
             _check_name(at, entry, found, policies)
+            check_policy(at, entry)
             for_s = _for_s(at, entry.for_)
             when = _check_expressions(at, entry, signals, specs)
             expanded = _models(at, entry.models, models)

@@ -25,6 +25,7 @@ from healer.rulebook.rule_checks import (
     check_known_fault,
     check_models,
     check_name,
+    check_policy,
     is_glob,
     policy_of,
 )
@@ -43,6 +44,7 @@ def read_sharings(source: Source, policies: Sequence[Rule]) -> tuple[Sharing, ..
     taken = {rule.name for rule in policies}
     for at, entry in source.entries(Sharing):
         check_name(at, entry.name, {*found, *taken})
+        check_policy(at, entry)
         check = at.check
         check("at_least", 1 <= entry.at_least <= _NODES_MAX, say("rulebook.from", nodes_max=_NODES_MAX))
         check("share", 0 <= entry.share <= 1, say("rulebook.from_2"))
@@ -81,6 +83,7 @@ def read_escalations(
         for index, entry in enumerate(entries):
             at = source.at(kind, index)
             check_name(at, entry.name, names)
+            check_policy(at, entry)
             names.add(entry.name)
             if entry.playbook is not None:
                 check_playbook(at, entry.playbook)

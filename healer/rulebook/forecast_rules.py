@@ -21,7 +21,7 @@ from healer.model import (
     SignalKind,
 )
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.rule_checks import RULE_NAME, at_column, check_known_fault, policy_of
+from healer.rulebook.rule_checks import RULE_NAME, at_column, check_known_fault, check_runbook, policy_of
 from healer.rulebook.source import Source, Where
 from healer.text import say
 
@@ -49,6 +49,7 @@ def read_forecasts(
     for at, entry in source.entries(ForecastRule, unique=True):
         if not RULE_NAME.fullmatch(entry.rule):
             at.wrong("name", say("rulebook.small_letters_digits_dashes", name=entry.name))
+        check_runbook(at, entry.runbook)
         _check_what(at, entry, signals, specs)
         _check_figures(at, entry)
         _check_faults(at, entry.fails, known_faults)

@@ -11,7 +11,7 @@ from healer.model import AlertRule, FaultClass, KernelLine, LineBook, Rule
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.model.faults import ALERT_FAULT
 from healer.model.kernel_lines import GROUPS, begins_with_text, compile_pattern
-from healer.rulebook.rule_checks import RULE_NAME, check_name, is_glob, policy_of
+from healer.rulebook.rule_checks import RULE_NAME, check_name, check_policy, is_glob, policy_of
 from healer.rulebook.source import Source, Where
 from healer.text import say
 
@@ -79,6 +79,7 @@ def read_alerts(
     found: dict[str, AlertRule] = {}
     for at, entry in source.entries(AlertRule):
         check_name(at, entry.name, {*found, *(rule.name for rule in policies)})
+        check_policy(at, entry)
         _check_globs(at, entry)
         if not 0 < entry.stays_h <= ALERT_STAYS_MAX_H:
             at.wrong("stays_h", say("rulebook.above_at_most_5", alert_stays_max_h=ALERT_STAYS_MAX_H))

@@ -38,6 +38,7 @@ from healer.playbooks.advance import (
 )
 from healer.playbooks.conditions import ConditionError, Literal, StepOutcome, leaf_error, leaves, parse
 from healer.playbooks.within import InlineError, inline_playbook
+from healer.rulebook.rule_checks import check_runbook
 from healer.rulebook.source import Source, Where
 from healer.text import joined, said_by, say
 
@@ -258,6 +259,7 @@ def _check_head(source: Source, playbook: Playbook) -> None:
     check_word(source.at("target"), "target", playbook.target, _TARGETS)
     if playbook.level not in _LEVELS:
         source.at().wrong("level", say("rulebook.responders_may_start_or"))
+    check_runbook(source.at(), playbook.runbook)
     if not playbook.steps:
         source.at().wrong("steps", say("rulebook.list_empty"))
     for name, spec in playbook.inputs.items():

@@ -16,6 +16,7 @@ from healer.model import (
     Peer,
     Place,
     Rule,
+    Severity,
     SweepSettings,
     Switch,
     Topology,
@@ -24,6 +25,7 @@ from healer.model import (
 from healer.model.goodput import Prices
 from healer.model.hostlist import expand
 from healer.model.vocabulary import did_you_mean
+from healer.rulebook.runbooks import runbook_names
 from healer.rulebook.source import Source, Where
 from healer.signals.kernel_log import normal_pci
 from healer.text import Said, say
@@ -57,6 +59,22 @@ def check_name(at: Where, name: str, taken: Collection[str] = ()) -> None:
         at.wrong("name", say("rulebook.small_letters_digits_dashes_2", name=name))
     if name in taken:
         at.at("name").problem(say("rulebook.there_already", name=name), say("rulebook.give_another_name"))
+
+
+def check_policy(at: Where, entry: Any) -> None:
+    """The fields of each entry that is a policy too."""
+    is_ours = entry.severity is not Severity.P0
+    at.check(
+        "severity", is_ours, say("rulebook.severity_of_healer"), say("rulebook.one_of", words="P1, P2, P3")
+    )
+    check_runbook(at, entry.runbook)
+
+
+def check_runbook(at: Where, name: str) -> None:
+    runbooks = runbook_names()
+    if name and runbooks and name not in runbooks:
+        hint = did_you_mean(name, runbooks) or say("rulebook.one_of", words=", ".join(runbooks))
+        at.wrong("runbook", say("rulebook.no_runbook", name=name), hint)
 
 
 def at_column(field: str, error: ExpressionError) -> Said:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from healer.detection.readings import bit_pattern
+from healer.incidents.certainty import CONCLUDED
 from healer.model import (
     Catalogue,
     CatalogueEntry,
@@ -28,6 +29,7 @@ from healer.model import (
     RecoveryAction,
     Rule,
     Ruleset,
+    Sense,
     Xid74Bits,
 )
 from healer.model.faults import Trait, faults_with, heads_with
@@ -61,6 +63,7 @@ from healer.rulebook.rule_checks import (
     check_guards,
     check_known_fault,
     check_name,
+    check_policy,
     is_glob,
     read_prices,
     read_topology,
@@ -380,6 +383,8 @@ def _rules(
     rules: dict[str, Rule] = {}
     for at, rule in source.entries(Rule, unique=True):
         check_name(at, rule.name)
+        check_policy(at, rule)
+        _check_own_fields(at, rule)
         at.check("faults", bool(rule.faults), say("rulebook.list_empty"))
         for number, fault in enumerate(rule.faults):
             if not is_glob(fault):
@@ -390,6 +395,14 @@ def _rules(
             _check_playbook_of(folder, at, rule.playbook, playbooks, rule.faults)
         rules[rule.name] = rule
     return tuple(rules.values())
+
+
+def _check_own_fields(at: Where, rule: Rule) -> None:
+    for name in ("detection", "forecast", "sign"):
+        at.check(name, not getattr(rule, name), say("rulebook.set_by_healer"), say("rulebook.leave_out"))
+    most = len(Sense) - len(CONCLUDED)  # a conclusion counts as no second sense
+    in_range = 1 <= rule.senses <= most
+    at.check("senses", in_range, say("rulebook.from_4", interval_min_s=1, interval_max_s=most))
 
 
 def case_sources(rules_dir: Path, problems: list[Problem], pattern: str) -> list[Source]:

@@ -161,7 +161,7 @@ class Source:
             value = msgspec.convert(data, kind)
         except msgspec.ValidationError as error:
             text, _, where = str(error).partition(" - at `")
-            if len(self.problems) > before and _OF_NAMES.match(text):
+            if len(self.problems) > before and text.startswith(_OF_NAMES):
                 return None  # a name that is spelled wrong is one mistake
             inner = _path(where.rstrip("`"))
             self.problem((*path, *inner), _sentence(text, inner, data), _hint(text, inner, data, kind))
@@ -289,8 +289,8 @@ def _child(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
     return None
 
 
-#: msgspec's sentences about the name of a field.
-_OF_NAMES = re.compile(r"Object (?:missing required|contains unknown) field ")
+#: How msgspec's sentences about the name of a field begin.
+_OF_NAMES = ("Object missing", "Object contains")
 
 
 @functools.cache

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from healer.console.render import Runbooks, runbooks_dir
+from healer.console.render import Runbooks
 from healer.detection.presentation import label
 from healer.incidents.incident_verdict import sentence_of
 from healer.model import Component, FaultClass
 from healer.rulebook.ruleset import load
+from healer.rulebook.runbooks import runbooks_dir
 from healer.text import in_language, language, quoted
 from healer.text.catalogues import term
 from tests.support.gate import incident

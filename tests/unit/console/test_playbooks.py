@@ -8,10 +8,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from healer.actions import CHECKS, VERBS, WAITS
-from healer.console.render import MOVED, Runbooks, runbooks_dir
+from healer.console.render import Runbooks
 from healer.console.views import playbooks_view
 from healer.console.views.playbooks_view import UNDOES
 from healer.model import Playbook, Role, Run, RunState, Step, Verb
+from healer.rulebook.runbooks import MOVED, runbooks_dir
 from tests.support import console_site, sayings
 from tests.support.console_sample import CLUSTER, NOW, shipped
 from tests.support.console_site import Site, make_sample

@@ -36,6 +36,7 @@ ALL_SPOKEN = (
 #: What a library says, and a patch.
 OF_OTHERS = frozenset({
     "Invalid enum value", "Object missing required field `(\\w+)`", "\n\\ No newline at end of file\n",
+    "Object missing", "Object contains",
 })  # fmt: skip
 #: Added by Typer, or by the page of a command.
 OF_EACH_PAGE = frozenset({

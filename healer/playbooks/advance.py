@@ -354,6 +354,8 @@ def _failed(step: Step, key: str, item: str | None, last: LogEntry, now: datetim
 
 LONGEST_TEXT = 256
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+#: A year: no moment of a run lies further ahead.
+LONGEST_S = 365 * 86400
 _DURATION = re.compile(r"(\d{1,9})([smhd]?)")
 _PLACE = re.compile(r"\{input\.(\w+)\}")
 
@@ -404,7 +406,10 @@ def read_value(name: str, spec: Input, value: Any) -> str | int | bool:
         found = _DURATION.fullmatch(str(value)) if not isinstance(value, bool) else None
         if found is None:
             raise InputInvalid(name, say("playbooks.not_duration", name=name))
-        return int(found[1]) * _SECONDS[found[2] or "s"]
+        seconds = int(found[1]) * _SECONDS[found[2] or "s"]
+        if seconds > LONGEST_S:
+            raise InputInvalid(name, say("playbooks.duration_too_long", name=name))
+        return seconds
     if spec.type is InputType.choice:
         if value not in spec.choices:
             choices = ", ".join(spec.choices)

@@ -30,6 +30,7 @@ from healer.playbooks.advance import (
     AGREED,
     HIT,
     JOB_LISTS,
+    LONGEST_S,
     RESERVED,
     InputInvalid,
     placeholders,
@@ -67,6 +68,10 @@ _TYPES: dict[InputType, type] = {InputType.bool: bool, InputType.int: int, Input
 _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 #: Values that go to a node or a command, or name a file: only from a fixed list.
 _CLOSED = ("service", "script", "depth", "which", "command", "argument")
+
+
+#: No moment of a run lies further ahead, or back.
+_MOST = {name: LONGEST_S for name in ("lasts_s", "limit_s", "still_s", "run_on_s")} | {"days": 365}
 
 
 def _wanted(kind: type) -> str:
@@ -127,6 +132,9 @@ def _check_value(at: Where, name: str, value: Any) -> None:
         at.problem(say("rulebook.input_senses_lies_between", most=most))
     elif name in ("lasts_s", "limit_s", "still_s", "days") and value <= 0:
         at.problem(say("rulebook.input_more_than", name=name))
+    elif name in _MOST and value > _MOST[name]:
+        text = say("rulebook.field", field=name, text=say("rulebook.above_at_most_8", most=_MOST[name]))
+        at.problem(say("rulebook.field", field="input", text=text))
 
 
 def _check_places(at: Where, name: str, value: Any, reads: tuple[type, bool], playbook: Playbook) -> None:
@@ -345,6 +353,8 @@ def _check_target(at: Where, step: Step, playbook: Playbook) -> None:
 
 def _check_bounds(at: Where, step: Step) -> None:
     check = at.check
+    for name in ("timeout_s", "back_off_max_s", "wait_s"):
+        check(name, (getattr(step, name) or 0) <= LONGEST_S, say("rulebook.s_at_most", most=LONGEST_S))
     check("timeout_s", step.timeout_s > 0, say("rulebook.more_than"))
     check("retries", step.retries >= 0, say("rulebook.must_not_negative"))
     check("back_off_s", step.back_off_s > 0, say("rulebook.more_than"))

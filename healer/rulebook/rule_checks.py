@@ -44,6 +44,10 @@ _SHARES = (
 _AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s", "veto_h", "trial_runs")
 #: The gate reads the remedies of a day, and each must be a span of time.
 _HOURS_MAX = {"repeat_h": 24, "veto_h": 8760}
+#: An older snapshot of Slurm says nothing about now.
+_STALE_MAX_S = 3600
+#: Of seconds eleven days.
+_WATCH_MAX = 1_000_000
 #: A year: what was tested longer ago counts as never tested anyway.
 _SWEEP_DAYS_MAX = 365
 _SLURM_NAME = re.compile(r"[A-Za-z0-9_.-]{0,64}")
@@ -131,6 +135,7 @@ def check_guards(at: Where, data: dict[str, Any]) -> GuardSettings | None:
         check(name, getattr(settings, name) >= 0, say("rulebook.must_not_negative"))
     for name, most in _HOURS_MAX.items():
         check(name, getattr(settings, name) <= most, say("rulebook.hours_at_most", most=most))
+    check("stale_s", settings.stale_s <= _STALE_MAX_S, say("rulebook.s_at_most", most=_STALE_MAX_S))
     if settings.earn.incidents < 1:
         at.at("earn", "incidents").problem(say("rulebook.earn_incidents_at_least"))
     if not 0 <= settings.earn.precision <= 1:
@@ -187,7 +192,8 @@ def read_watches(source: Source) -> WatchSettings:
     settings = source.convert((), data, WatchSettings) or WatchSettings()
     check = source.at().check
     for name, value in msgspec.structs.asdict(settings).items():
-        check(name, isinstance(value, tuple) or value > 0, say("rulebook.more_than"))
+        in_range = isinstance(value, tuple) or 0 < value <= _WATCH_MAX
+        check(name, in_range, say("rulebook.above_at_most_8", most=_WATCH_MAX))
     return settings
 
 

@@ -75,6 +75,8 @@ class Source:
         self._looked: dict[tuple[int, Any], Any] = {}
         for line, text in wrong:
             self._add(line, text)
+        #: One mistake is one problem: what else is wrong there follows from it.
+        self._wrong_lines = {line for line, _ in wrong}
 
     @classmethod
     def if_there(cls, path: Path, name: str, problems: list[Problem]) -> "Source":
@@ -96,7 +98,8 @@ class Source:
 
     def problem(self, path: Sequence[str | int], text: str, hint: str = "") -> None:
         """Something is wrong at this place of the data, e.g. `("places", "gpu1", "rack")`."""
-        self._add(self.line(path), text, hint)
+        if (line := self.line(path)) not in self._wrong_lines:
+            self._add(line, text, hint)
 
     def at(self, *path: str | int) -> "Where":
         return Where(self, path)
@@ -200,7 +203,7 @@ def _parsed(raw: bytes) -> tuple[Any, Sequence[tuple[int, str]]]:
         root = loader.get_single_node()
         if root is None:
             return None, wrong
-        wrong.extend(_same_keys(root, set()))
+        wrong.extend(_slips(root, set()))
         return loader.construct_document(root), wrong
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -217,15 +220,22 @@ def parse_ahead(folder: Path) -> None:
             _parsed(file.read_bytes())
 
 
-def _same_keys(node: yaml.Node, done: set[int]) -> Iterator[tuple[int, str]]:
-    """YAML would silently keep the last of two equal keys. `done`: ids of visited nodes, as aliases of
-    aliases put one of them into millions of places."""
+#: More than any count or time here; a span of time and the database hold no more either.
+_LARGEST = 2.0**53
+
+
+def _slips(node: yaml.Node, done: set[int]) -> Iterator[tuple[int, str]]:
+    """Equal keys, of which YAML would silently keep the last, and values that nothing can hold. `done`: ids
+    of visited nodes, as aliases of aliases put one of them into millions of places."""
     if id(node) in done:
         return
     done.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
+    if isinstance(node, yaml.ScalarNode):
+        if text := _unusable(node):
+            yield node.start_mark.line + 1, text
+    elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from _same_keys(item, done)
+            yield from _slips(item, done)
     elif isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -233,8 +243,17 @@ def _same_keys(node: yaml.Node, done: set[int]) -> Iterator[tuple[int, str]]:
                 if key.value in seen:
                     yield key.start_mark.line + 1, say("rulebook.key_twice", name=key.value)
                 seen.add(key.value)
-            if not isinstance(value, yaml.ScalarNode):
-                yield from _same_keys(value, done)
+            if isinstance(value, yaml.ScalarNode) and (text := _unusable(value)):
+                yield value.start_mark.line + 1, say("rulebook.field", field=key.value, text=text)
+            elif not isinstance(value, yaml.ScalarNode):
+                yield from _slips(value, done)
+
+
+def _unusable(value: yaml.ScalarNode) -> str:
+    if value.tag.endswith((":int", ":float")):
+        number = int(value.value, 16) if "x" in value.value else float(value.value)
+        return "" if abs(number) <= _LARGEST else say("rulebook.number_too_large")
+    return say("rulebook.nul_character") if "\0" in value.value else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ def test_a_command_line_may_give_texts() -> None:
         ({}, "service", "book requires service"),
         ({"service": "sshd"}, "service", "one of slurmd, nvidia-dcgm"),
         ({"service": "slurmd", "lasts": "soon"}, "lasts", "such as 90s"),
+        ({"service": "slurmd", "lasts": "999999999d"}, "lasts", "at most 365 days"),
         ({"service": "slurmd", "depth": "1.5"}, "depth", "a whole number"),
         ({"service": "slurmd", "depth": True}, "depth", "a whole number"),
         ({"service": "slurmd", "fast": "yes"}, "fast", "true or false"),

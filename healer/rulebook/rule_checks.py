@@ -28,7 +28,7 @@ from healer.model.vocabulary import did_you_mean
 from healer.rulebook.runbooks import runbook_names
 from healer.rulebook.source import Source, Where
 from healer.signals.kernel_log import normal_pci
-from healer.text import Said, say
+from healer.text import Said, said_by, say
 
 Path = tuple[str | int, ...]
 
@@ -42,6 +42,11 @@ _SHARES = (
     "breaker_share",
 )
 _AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s", "veto_h", "trial_runs")
+#: What counts for one partition: the others are figures of a whole cluster.
+PARTITION_FIELDS = (
+    "partition_share", "max_nodes", "min_service_share", "repeat_h", "requeues_per_job", "reboots_per_node",
+    "protected", "protected_qos", "maintenance",
+)  # fmt: skip
 #: The gate reads the remedies of a day, and each must be a span of time.
 _HOURS_MAX = {"repeat_h": 24, "veto_h": 8760}
 #: An older snapshot of Slurm says nothing about now.
@@ -51,6 +56,8 @@ _WATCH_MAX = 1_000_000
 #: A year: what was tested longer ago counts as never tested anyway.
 _SWEEP_DAYS_MAX = 365
 _SLURM_NAME = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+#: What no name of a node holds, nor a glob that fits one.
+_NO_NODE = re.compile(r"\s|\[\]")
 _GUID = re.compile(r"0x[0-9a-fA-F]{16}")
 
 
@@ -169,13 +176,18 @@ def _hosts(at: Where, texts: Sequence[str]) -> tuple[str, ...]:
             at.at(index).problem(say("rulebook.bracket_not_closed", text=text))
             continue
         try:
-            names.extend(expand(text))
+            found = expand(text)
         except ValueError as error:
-            at.at(index).problem(str(error))
+            at.at(index).problem(said_by(error))
+            continue
+        if not text.startswith("feature:") and any(_NO_NODE.search(name) for name in found):
+            at.at(index).problem(say("rulebook.no_node_name", text=text), say("rulebook.one_name_each"))
+        names.extend(found)
     return tuple(names)
 
 
 def _window(at: Where, window: Maintenance) -> Maintenance:
+    at.check("nodes", bool(window.nodes), say("rulebook.list_empty"))
     for name in ("since", "until"):
         moment = getattr(window, name)
         if moment is not None and moment.tzinfo is None:

@@ -60,6 +60,7 @@ from healer.rulebook.playbook_rules import (
 )
 from healer.rulebook.proven import proof_lock, save_proofs, saved_proofs
 from healer.rulebook.rule_checks import (
+    PARTITION_FIELDS,
     check_guards,
     check_known_fault,
     check_name,
@@ -512,7 +513,12 @@ def _guards(folder: _Folder, overrides: dict[str, Any]) -> dict[str, Any]:
             if not isinstance(fields, dict):
                 source.at(name, place).problem(say("rulebook.expected_guard_settings", place=place))
                 continue
-            settings = check_guards(source.at(name, place), fields)
+            at = source.at(name, place)
+            for field in fields if name == "partitions" else ():
+                if field in GuardSettings.__struct_fields__ and field not in PARTITION_FIELDS:
+                    hint = say("rulebook.one_of", words=", ".join(PARTITION_FIELDS))
+                    at.wrong(field, say("rulebook.not_of_partition"), hint)
+            settings = check_guards(at, fields)
             if settings is not None:
                 given = {key: getattr(settings, key) for key in fields}
                 found[place] = msgspec.structs.replace(base, **given)

@@ -44,9 +44,16 @@ _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Yaml(_Loader):
-    """YAML 1.2's plain values: `off`, `yes`, `no` and dates are words, as a person would expect them."""
+    """YAML 1.2's plain values: `off`, `yes`, `no` and dates are words, as a person would expect them. A key
+    is a name, also one of digits alone: a partition of Slurm may be called 1."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep=deep)
 
 
 # Whole numbers are decimal or hex: YAML 1.1 would read 010 as eight and 1:30 as ninety, and Slurm's `0001`

@@ -130,6 +130,10 @@ def test_the_version_is_that_of_the_files(folder: Path) -> None:
         ("guards.yaml", "clusters: {}", "clusters: {pod2: {max_nodes: 0}}", "max_nodes: must be at least 1"),
         ("guards.yaml", "partitions: {}", "partitions: [debug]", "partitions: expected a mapping"),
         ("guards.yaml", "protected: []", 'protected: ["gpu[4-1]"]', "the range 4-1 runs backwards"),
+        ("guards.yaml", "protected: []", 'protected: ["gpu01 gpu02"]', "gpu01 gpu02: no node has such a name"),
+        ("guards.yaml", "protected: []", 'protected: ["gpu[]"]', "gpu[]: no node has such a name"),
+        ("guards.yaml", "maintenance: []", "maintenance: [{nodes: [], why: x}]", "nodes: the list is empty"),
+        ("guards.yaml", "partitions: {}", "partitions: {a: {max_share: 0.5}}", "max_share: does not count for a partition (one of partition_share,"),
         ("signals.yaml", "- name: gpu_temp_c\n  unit: °C", "- name: gpu_temp_c\n  unit: F", "unit: unknown unit 'F'"),
         ("watches.yaml", "queued_h: 1", "queued_h: 1e999", "queued_h: the number is too large"),
         ("watches.yaml", "queued_h: 1", "queued_h: 1e15", "queued_h: must be above 0 and at most 1000000"),
@@ -344,6 +348,18 @@ def test_planned_work_needs_a_time_zone(folder: Path) -> None:
     window = "{nodes: [gpu01], why: roll-out, since: 2026-11-20T08:00:00}"
     edit(folder, "guards.yaml", "maintenance: []", f"maintenance: [{window}]")
     assert "since: has no time zone" in problem(folder)
+
+
+def test_a_partition_may_have_a_name_of_digits_or_a_word_of_yaml(folder: Path) -> None:
+    """Its caps were under the number 1, which no partition of Slurm is."""
+    edit(
+        folder,
+        "guards.yaml",
+        "partitions: {}",
+        "partitions: {1: {max_nodes: 2}, 0x10: {max_nodes: 3}, true: {max_nodes: 4}}",
+    )
+    found = load(folder).partition_guards
+    assert {name: guards.max_nodes for name, guards in found.items()} == {"1": 2, "0x10": 3, "true": 4}
 
 
 def test_guards_of_a_cluster_are_still_there_when_another_file_changes(folder: Path) -> None:

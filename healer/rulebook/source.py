@@ -173,7 +173,7 @@ class Source:
             text, _, where = str(error).partition(" - at `")
             if len(self.problems) > before and text.startswith(_OF_NAMES):
                 return None  # a name that is spelled wrong is one mistake
-            inner = _path(where.rstrip("`"))
+            inner = _path(where.rstrip("`"), data, kind)
             self.problem((*path, *inner), _sentence(text, inner, data), _hint(text, inner, data, kind))
             return None
         return value if len(self.problems) == before else None
@@ -213,11 +213,28 @@ def _parsed(raw: bytes) -> tuple[Any, Sequence[tuple[int, str]]]:
         wrong.extend(_slips(root, set()))
         return loader.construct_document(root), wrong
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        text = getattr(error, "problem", None) or say("rulebook.not_readable_as_yaml")
-        return None, [*wrong, (mark.line + 1 if mark else 1, say("rulebook.not_valid_yaml", why=text))]
+        mark, text = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line, text = (mark.line + 1, text) if mark and text else _unreadable(raw, error)
+        return None, [*wrong, (line, say("rulebook.not_valid_yaml", why=text))]
     finally:
         loader.dispose()
+
+
+#: What YAML allows nowhere.
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def _unreadable(raw: bytes, error: Exception) -> tuple[int, str]:
+    """The line, and what is wrong with its bytes."""
+    if isinstance(error, RecursionError):
+        return 1, say("rulebook.nested_too_deeply")
+    try:
+        raw.decode()
+    except UnicodeDecodeError as wrong:
+        return raw.count(b"\n", 0, wrong.start) + 1, say("rulebook.not_utf8")
+    if (found := _CONTROL.search(raw)) is not None:
+        return raw.count(b"\n", 0, found.start()) + 1, say("rulebook.control_character")
+    return 1, say("rulebook.not_readable_as_yaml")
 
 
 def parse_ahead(folder: Path) -> None:
@@ -335,11 +352,37 @@ def _types(struct: type[msgspec.Struct]) -> dict[str, Any]:
     return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
 
 
-def _path(text: str) -> tuple[str | int, ...]:
-    """`$.steps[2].do` -> ("steps", 2, "do")."""
-    return tuple(
-        int(number) if number else name for name, number in re.findall(r"\.([\w-]+)|\[(\d+)\]", text)
-    )
+def _path(text: str, data: Any, kind: Any) -> tuple[str | int, ...]:
+    """`$.steps[2].do` -> ("steps", 2, "do"). `[...]` is a value of a mapping: the first that is wrong."""
+    path: list[str | int] = []
+    for name, number, value in re.findall(r"\.([\w-]+)|\[(\d+)\]|(\[\.\.\.\])", text):
+        if name:
+            struct = _struct_in(kind)
+            kind = _types(struct).get(name) if struct is not None else None
+        else:
+            kind = _held_by(kind, dict if value else (tuple, list))
+        if value:
+            values = dict(_value(data, path) or {}).items()
+            path.append(next((key for key, held in values if _is_wrong(held, kind)), ""))
+        else:
+            path.append(int(number) if number else name)
+    return tuple(path)
+
+
+def _held_by(kind: Any, origins: Any) -> Any:
+    """The type of what a list, tuple or dict of this type holds."""
+    for each in (kind, *get_args(kind)):
+        if isinstance(get_origin(each), type) and issubclass(get_origin(each), origins):
+            return get_args(each)[-1 if get_origin(each) is dict else 0]
+    return None
+
+
+def _is_wrong(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except (msgspec.ValidationError, TypeError):
+        return True
+    return False
 
 
 def _value(data: Any, path: Sequence[str | int]) -> Any:

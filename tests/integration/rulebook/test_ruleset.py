@@ -183,6 +183,7 @@ _SLOW, _FABRIC = "playbooks/slow-node.yaml", "playbooks/restart-fabric-manager.y
         (_SLOW, "senses: 2", "senses: 20", "input: senses must be between 1 and 7"),
         (_SLOW, "    do: diagnose\n", "    do: diagnose\n    wait_s: 60\n", "wait_s: allowed only with `wait`, and not for a wait for a person or a fixed time"),
         (_SLOW, "    wait: repair\n", "    wait: repair\n    wait_s: 60\n", "wait_s: allowed only with `wait`, and not for a wait for a person or a fixed time"),
+        ("playbooks/storage.yaml", "    required: true", "    required: maybe", "storage.yaml:12: inputs.command.required: expected bool, got str"),
         (_FABRIC, "service: nvidia-fabricmanager", "service: a b", "input: 'a b' is not the name of a service"),
         (_FABRIC, "service: nvidia-fabricmanager", "service: 7", "input: service must be text"),
         (_FABRIC, "      service: nvidia-fabricmanager", "      {}", "restart_service needs input.service"),
@@ -250,6 +251,21 @@ def test_invalid_yaml_is_reported_with_its_file(folder: Path, text: str) -> None
     with pytest.raises(RulesInvalid) as caught:
         load(folder)
     assert {one.file for one in caught.value.problems} == {"guards.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"# caf\xe9\n", "not UTF-8 text"),
+        ("# \u00e9\n".encode("utf-16-le"), "not UTF-8 text"),
+        (b"# \x07\n", "contains a control character"),
+    ],
+)
+def test_bytes_that_are_no_text_are_reported_with_their_line(folder: Path, line: bytes, why: str) -> None:
+    raw = (folder / "guards.yaml").read_bytes()
+    (folder / "guards.yaml").write_bytes(raw + line)
+    last = len(raw.splitlines()) + 1
+    assert problem(folder) == f"guards.yaml:{last}: not valid YAML: {why}"
 
 
 @pytest.mark.parametrize("name", ["xid.yaml", "sxid.yaml", "policies.yaml", "playbooks/resume.yaml"])

@@ -75,9 +75,10 @@ def proposed_rules(
     """Copies the rules to `output`, with what this past proposes; the names of the files that it changed.
     Raises RulesInvalid, OSError and ValueError."""
     report = reported(recordings, rules_dir, settings, samples=samples)
-    files = {str(path.relative_to(rules_dir)): path.read_text("utf-8") for path in rules_dir.rglob("*.yaml")}
+    paths = [path for path in rules_dir.rglob("*.yaml") if path.is_file()]
+    files = {str(path.relative_to(rules_dir)): path.read_text("utf-8") for path in paths}
     changed = proposed(files, report, load(rules_dir).guards)
-    shutil.copytree(rules_dir, output)
+    shutil.copytree(rules_dir, output, ignore_dangling_symlinks=True)
     for name, text in changed.items():
         (output / name).write_text(text, "utf-8")
     load(output)

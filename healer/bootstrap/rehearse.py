@@ -91,7 +91,7 @@ def begin(settings: Settings, cluster: str, asked: Rehearsal, modes: dict[str, M
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
     rules = rules_folder(settings)
-    shutil.copytree(rules, folder / "old")
+    shutil.copytree(rules, folder / "old", ignore_dangling_symlinks=True)
     overlaid(rules, folder / "new", asked.file, asked.text)
     since = max(found.oldest, found.newest - timedelta(days=asked.days))
     ask = Ask(cluster, found.folder, since, found.newest, asked.samples, modes)
@@ -101,7 +101,7 @@ def begin(settings: Settings, cluster: str, asked: Rehearsal, modes: dict[str, M
 
 def overlaid(rules: Path, into: Path, file: str, text: str) -> None:
     """Copies the rules into `into`, with one file replaced."""
-    shutil.copytree(rules, into)
+    shutil.copytree(rules, into, ignore_dangling_symlinks=True)
     (into / file).parent.mkdir(parents=True, exist_ok=True)
     (into / file).write_text(text)
 

@@ -156,7 +156,7 @@ class KeptRules:
         try:
             self._base.mkdir(exist_ok=True)  # but no data directory: one that was removed stays so
             with tempfile.TemporaryDirectory(dir=self._base, ignore_cleanup_errors=True) as new:
-                copy = shutil.copytree(rules, Path(new, version), symlinks=False)
+                copy = shutil.copytree(rules, Path(new, version), ignore_dangling_symlinks=True)
                 if not is_unchanged():
                     return
                 if not target.exists():

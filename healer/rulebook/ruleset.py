@@ -71,7 +71,7 @@ from healer.rulebook.rule_checks import (
     read_watches,
 )
 from healer.rulebook.signal_rules import read_catalogue, read_scrape
-from healer.rulebook.source import Problem, Source, Where
+from healer.rulebook.source import Problem, Source, Where, rule_files
 from healer.text import said_by, say
 from healer.topology.found import FOUND, by_hand_first
 
@@ -212,7 +212,7 @@ def _codes(folder: "_Folder") -> dict[str, Any]:
 def _started(folder: "_Folder") -> dict[str, Any]:
     """Playbooks, and what they start."""
     scripts = _scripts(folder)
-    paths = sorted((folder.path / "playbooks").glob("*.yaml"))
+    paths = rule_files(folder.path / "playbooks", "*.yaml")
     books = [folder.source(f"playbooks/{path.name}") for path in paths]
     books = [source for source in books if source.name in folder.read]
     validation = read_validation(folder.optional("validation/depths.yaml"), scripts)
@@ -239,13 +239,13 @@ def _measured(
     folder: "_Folder", rules: Sequence[Rule], playbooks: Mapping[str, Playbook]
 ) -> tuple[dict[str, Any], list[PlacedRule]]:
     """What is measured and fetched, and the detection rules with their places in the files."""
-    names = ("signals.yaml", *sorted(path.name for path in folder.path.glob("signals-*.yaml")))
+    names = ("signals.yaml", *(path.name for path in rule_files(folder.path, "signals-*.yaml")))
     catalogue = read_catalogue(*map(folder.optional, names))
     scrape = read_scrape(folder.optional("scrape.yaml"), catalogue, folder.path)
     models = read_models(folder.optional("gpu_models.yaml"))
     placed: list[PlacedRule] = []
     if catalogue.signals or not folder.problems:  # otherwise each name would be a problem of its own
-        paths = sorted((folder.path / "detection").glob("*.yaml"))
+        paths = rule_files(folder.path / "detection", "*.yaml")
         sources = [folder.source(f"detection/{path.name}") for path in paths]
         check = partial(_check_playbook_of, folder, playbooks=playbooks)
         placed = read_rules(sources, catalogue.signals, models, rules, check)
@@ -318,7 +318,7 @@ class _Folder:
     @cached_property
     def playbook_names(self) -> frozenset[str]:
         """The names of the files, including invalid ones."""
-        return frozenset(path.stem for path in (self.path / "playbooks").glob("*.yaml"))
+        return frozenset(path.stem for path in rule_files(self.path / "playbooks", "*.yaml"))
 
     def by_code(
         self, name: str, kind: type[T], code_of: Callable[[T], int], *, required: bool = True
@@ -361,7 +361,7 @@ def _nvlink5(folder: _Folder) -> tuple[NvlinkRow, ...]:
 def _scripts(folder: _Folder) -> dict[str, str]:
     """Whole scripts by the name of their file; each is a batch job that Slurm runs unchanged."""
     found: dict[str, str] = {}
-    for path in sorted((folder.path / "validation").glob("*.sh")):
+    for path in rule_files(folder.path / "validation", "*.sh"):
         name = f"validation/{path.name}"
         try:
             folder.read[name] = raw = path.read_bytes()
@@ -409,7 +409,7 @@ def _check_own_fields(at: Where, rule: Rule) -> None:
 def case_sources(rules_dir: Path, problems: list[Problem], pattern: str) -> list[Source]:
     """The case files with matching names."""
     found: list[Source] = []
-    for path in sorted((rules_dir / "cases").glob(pattern)):
+    for path in rule_files(rules_dir / "cases", pattern):
         name = f"cases/{path.name}"
         try:
             found.append(Source(path, name, problems))

@@ -237,6 +237,12 @@ def _unreadable(raw: bytes, error: Exception) -> tuple[int, str]:
     return 1, say("rulebook.not_readable_as_yaml")
 
 
+def rule_files(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder, without hidden ones: an editor's lock (a link that leads nowhere) or a copy of
+    another system."""
+    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
+
+
 def parse_ahead(folder: Path) -> None:
     """Parses the files of a folder, for the processes that are forked afterwards."""
     for file in folder.rglob("*.yaml"):

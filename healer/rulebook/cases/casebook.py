@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from healer.rulebook.source import rule_files
+
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -24,12 +26,21 @@ class CaseBook:
         self._counts: dict[str, int] = {}
 
     def __call__(self) -> dict[str, int]:
-        files = sorted(self._folder.glob("*.yaml"))
-        stamp = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+        files = rule_files(self._folder, "*.yaml")
+        stamp = tuple(filter(None, map(_stamp, files)))
         with self._lock:
             if stamp != self._stamp:
                 self._stamp, self._counts = stamp, _count(files)
             return self._counts
+
+
+def _stamp(path: Path) -> tuple[str, int, int] | None:
+    """None: it has gone meanwhile, or is a link that leads nowhere."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return path.name, status.st_mtime_ns, status.st_size
 
 
 def _count(files: list[Path]) -> dict[str, int]:

@@ -57,6 +57,13 @@ def test_a_change_behind_a_linked_folder_is_taken(folder: Path) -> None:
     assert book.problem == ""
 
 
+def test_rules_are_kept_while_a_file_is_open_in_an_editor(folder: Path, tmp_path: Path) -> None:
+    (folder / ".#policies.yaml").symlink_to("ann@host.4711:17")
+    kept = KeptRules(tmp_path / "kept")
+    assert Rulebook(folder, load, kept).prove()
+    assert kept.folder() is not None
+
+
 def test_a_wrong_change_leaves_the_old_rules_and_says_why_until_it_is_mended(folder: Path) -> None:
     book = Rulebook(folder, load)
     before = book().version

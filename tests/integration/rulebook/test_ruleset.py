@@ -321,6 +321,22 @@ def test_hidden_files_and_those_of_other_programs_are_ignored(folder: Path) -> N
     load(folder)
 
 
+def test_the_lock_of_an_editor_beside_a_rule_file_stops_nothing(folder: Path) -> None:
+    """Emacs puts a link that leads nowhere beside each file that is changed and not saved."""
+    for name in (
+        "playbooks/drain.yaml",
+        "detection/gpu.yaml",
+        "cases/xid.yaml",
+        "validation/gpus.sh",
+        "policies.yaml",
+    ):
+        path = folder / name
+        path.with_name(f".#{path.name}").symlink_to("ann@host.4711:17")
+    (folder / "detection" / "._gpu.yaml").write_bytes(b"\0\5\x16\7")
+    load(folder)
+    run_cases(folder)
+
+
 def test_a_file_whose_name_is_not_utf8_stops_nothing(folder: Path) -> None:
     """Such as an editor's copy on an old share: no part of healer could read its rules."""
     (folder / os.fsdecode(b"Ger\xe4t.yaml~")).write_text("of an editor")

@@ -21,3 +21,10 @@ def test_cases_are_counted_by_rule_however_they_name_it(tmp_path: Path) -> None:
 
 def test_a_site_without_cases_has_none(tmp_path: Path) -> None:
     assert CaseBook(tmp_path)() == {}
+
+
+def test_a_link_that_leads_nowhere_does_not_end_the_page_of_the_rules(tmp_path: Path) -> None:
+    (tmp_path / "cases").mkdir()
+    (tmp_path / "cases" / "a.yaml").write_text("- {name: one, rule: cold}\n", encoding="utf-8")
+    (tmp_path / "cases" / "b.yaml").symlink_to("away.yaml")
+    assert CaseBook(tmp_path)() == {"cold": 1}

@@ -119,6 +119,10 @@ class Rulebook:
         except Exception as error:  # a file that was being replaced, perhaps: it is read again
             self._refused(error)
         else:
+            if self._current_stamp() != stamp:
+                # A copy half in place may be valid, and lack the file with the protected nodes.
+                log.info("rules changed while they were read, reading them again")
+                return
             self._stamp, self._rules, self.problem = stamp, rules, ""
             self._keep(rules, stamp)
             self.since = datetime.now(UTC)

@@ -102,6 +102,24 @@ def test_old_rules_are_served_while_a_change_is_proven_once(
     assert set(proofs) == {"rules"} and book.problem == ""
 
 
+def test_files_that_change_while_they_are_read_are_read_again_and_not_taken(folder: Path) -> None:
+    """A copy that is half in place may be a valid set: without guards.yaml no node is protected."""
+    half: list[Ruleset] = []
+
+    def slow(where: Path, prove: bool) -> Ruleset:
+        rules = load(where, False)
+        if prove and not half:
+            half.append(rules)
+            (folder / "guards.yaml").write_text("max_nodes: 5\n")
+        return rules
+
+    book = Rulebook(folder, slow)
+    (folder / "guards.yaml").unlink()
+    taken: list[Ruleset] = []
+    wait_until(lambda: taken.append(book()) or taken[-1].guards.max_nodes == 5, 30, what="the whole set")
+    assert half and half[0].version not in {rules.version for rules in taken}
+
+
 def test_files_that_could_not_be_read_are_read_again(folder: Path) -> None:
     there = threading.Event()
 

@@ -3,10 +3,12 @@
 Format: docs/rules.md. No numpy: expressions are compiled only in the detector.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from operator import eq, ge, gt, le, lt, ne
 
 import msgspec
 
@@ -107,7 +109,7 @@ def read_rules(
                 check_playbook(at, entry.playbook)
                 if entry.scope in OF_DEVICES:
                     at.wrong("playbook", say("rulebook.device_no_node_people"))
-                _check_patience(at, for_s, when)
+                _check_evidence(at, for_s, when)
             if len(source.problems) == before:
                 fields = {name: getattr(entry, name) for name in entry.__struct_fields__ if name != "for_"}
                 fields |= {"for_s": for_s, "models": expanded, "threshold": str(entry.threshold)}
@@ -146,11 +148,46 @@ def _for_s(at: Where, text: str) -> float:
     return seconds
 
 
-def _check_patience(at: Where, for_s: float, when: Expr | None) -> None:
-    if when is None or for_s >= LEAST_FOR_S or any(node.seconds for node in when.walk()):
+def _check_evidence(at: Where, for_s: float, when: Expr | None) -> None:
+    """Neither one sample nor none may lead to an action."""
+    if when is None:
+        return
+    if _of_silence(when) is True:
+        at.wrong("when", say("rulebook.true_of_silence"), say("rulebook.silence_is_no_fault"))
+    if for_s >= LEAST_FOR_S or any(node.seconds >= LEAST_FOR_S for node in when.walk()):
         return
     text = say("rulebook.rule_with_playbook_hold", least_for_s=LEAST_FOR_S)
     at.wrong("for", text, say("rulebook.one_sample_alone_must"))
+
+
+_COMPARED = {"<": lt, "<=": le, ">": gt, ">=": ge, "==": eq, "!=": ne}
+
+
+def _of_silence(node: Expr) -> bool | float | None:
+    """The value while no part has ever sent a sample; None: unknown."""
+    if node.op in ("number", "age"):
+        return math.inf if node.op == "age" else node.number
+    values = [_of_silence(arg) for arg in node.args]
+    if node.op == "known":
+        return False
+    if node.op in ("and", "or"):
+        deciding = node.op == "or"
+        return deciding if deciding in values else None if None in values else not deciding
+    if node.op == "first":
+        return next((value for value in values if value is not None), None)
+    if not values or None in values:
+        return None
+    if node.op == "not":
+        return not values[0]
+    if node.op in _COMPARED:
+        return bool(_COMPARED[node.op](*values))
+    if node.op in ("any_of", "down"):
+        return values[0]
+    if node.op in ("share", "share_of"):
+        return float(values[0] or 0)
+    if node.op in ("count_of", "count_over"):
+        return math.inf if values[0] else 0.0
+    return None
 
 
 def _models(at: Where, globs: Sequence[str], models: Sequence[GpuModel]) -> tuple[str, ...]:

@@ -232,6 +232,7 @@ def test_the_shipped_rules_are_careful() -> None:
         ("gpu_temp_c > 90", "1m", True),
         ("gpu_temp_c > 90", "20s", False),
         ("min_over(gpu_temp_c, 1m) > 90", "0s", True),
+        ("max_over(gpu_temp_c, 5s) > 90", "0s", False),
     ],
 )
 def test_a_rule_that_acts_does_not_rest_on_one_sample(folder: Path, when: str, for_: str, fine: bool) -> None:
@@ -243,3 +244,29 @@ def test_a_rule_that_acts_does_not_rest_on_one_sample(folder: Path, when: str, f
         load(folder)
     else:
         assert any("single sample" in problem for problem in problems(folder))
+
+
+@pytest.mark.parametrize(
+    ("when", "fine"),
+    [
+        ("not known(gpu_temp_c)", False),
+        ("not known(gpu_temp_c) or gpu_temp_c > 90", False),
+        ("not (known(gpu_temp_c) and gpu_temp_c < 90)", False),
+        ("age(gpu_temp_c) > 1m", False),
+        ("1m < age(gpu_temp_c)", False),
+        ("count_over(not known(gpu_temp_c), 5m) >= 3", False),
+        ("not (gpu_temp_c < 90)", True),
+        ("known(power_w) and gpu_temp_c > 90", True),
+        ("gpu_temp_c > 90 and not (known(power_w) and power_w > 0)", True),
+    ],
+)
+def test_no_rule_acts_because_nothing_is_known(folder: Path, when: str, fine: bool) -> None:
+    """Law 4: missing telemetry never takes a node. Without a playbook such a rule may tell people."""
+    change(folder, "detection/own.yaml", "gpu_temp_c > 90", when)
+    load(folder, prove=False)
+    change(folder, "detection/own.yaml", "source: test", "source: test\n  playbook: drain")
+    if fine:
+        load(folder, prove=False)
+    else:
+        with pytest.raises(RulesInvalid, match="missing telemetry never takes a node"):
+            load(folder, prove=False)

@@ -97,8 +97,10 @@ def decide(
     plans = playbook is not None and playbook.is_plan
     if active is None and plans and now - incident.opened < PLANS_AFTER:
         return None
-    if why := _why_nothing_planned(incident, rule, playbook) or _why_not_asked(
-        incident, playbook, facts, active
+    if why := (
+        _why_unexplained(incident, playbook, active)
+        or _why_nothing_planned(incident, rule, playbook)
+        or _why_not_asked(incident, playbook, facts, active)
     ):
         return _decide_nothing(incident, rule.playbook, why, now)
     proposal = _proposal(incident, rule, facts, rules, now, active)
@@ -157,6 +159,14 @@ def _why_not_asked(
     if out and not _is_left_to(incident, facts) and not _leaves_jobs_behind(incident, facts):
         return out
     return None
+
+
+def _why_unexplained(incident: Incident, playbook: Playbook | None, active: Run | None) -> Said | None:
+    """Law 4: unknown is never bad, also for a rule that takes every code. A person may say otherwise."""
+    is_approved = active is not None and active.approved_by is not None
+    if incident.fault_class is not FaultClass.unknown or playbook is None or is_approved:
+        return None
+    return None if takes_nothing(playbook) else say("decisions.meaning_unknown", fault=incident.fault)
 
 
 def _why_nothing_planned(incident: Incident, rule: Rule, playbook: Playbook | None) -> Said | None:

@@ -66,7 +66,7 @@ def policy_of_sharing(entry: Sharing) -> Rule:
 
 #: How long bursts are remembered.
 _MOST_H = 7 * 24
-_BROKEN = (FaultClass.fatal, FaultClass.degraded)
+BROKEN = (FaultClass.fatal, FaultClass.degraded)
 
 
 def read_escalations(
@@ -87,7 +87,7 @@ def read_escalations(
             names.add(entry.name)
             if entry.playbook is not None:
                 check_playbook(at, entry.playbook)
-            if entry.fault_class not in _BROKEN:
+            if entry.fault_class not in BROKEN:
                 at.problem(say("rulebook.fault_class_fatal_or"))
     for index, entry in enumerate(found.repeats):
         _check_repeat(source.at("repeats", index), entry, known_faults, models)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from healer.decisions.decide import takes_nothing
 from healer.detection.readings import bit_pattern
 from healer.incidents.certainty import CONCLUDED
 from healer.model import (
@@ -40,6 +41,7 @@ from healer.rulebook.cases.detection_cases import prove as prove_rules
 from healer.rulebook.detection_rules import PlacedRule, as_policy, read_models, read_rules
 from healer.rulebook.echoes import without_echoes
 from healer.rulebook.escalation_rules import (
+    BROKEN,
     policies_of,
     policy_of_sharing,
     read_context,
@@ -249,9 +251,19 @@ def _measured(
         sources = [folder.source(f"detection/{path.name}") for path in paths]
         check = partial(_check_playbook_of, folder, playbooks=playbooks)
         placed = read_rules(sources, catalogue.signals, models, rules, check)
+        for found in placed:
+            _check_class(found, playbooks)
     detection = tuple(placed_rule.rule for placed_rule in placed)
     parts = {"catalogue": catalogue, "scrape": scrape, "gpu_models": models, "detection": detection}
     return parts, placed
+
+
+def _check_class(placed: PlacedRule, playbooks: Mapping[str, Playbook]) -> None:
+    """Only what is broken is taken out of service."""
+    rule = placed.rule
+    playbook = playbooks.get(rule.playbook or "")
+    if playbook is not None and rule.fault_class not in BROKEN and not takes_nothing(playbook):
+        placed.at.wrong("playbook", say("rulebook.only_fault_class_fatal"))
 
 
 def _opened(

@@ -270,3 +270,22 @@ def test_no_rule_acts_because_nothing_is_known(folder: Path, when: str, fine: bo
     else:
         with pytest.raises(RulesInvalid, match="missing telemetry never takes a node"):
             load(folder, prove=False)
+
+
+@pytest.mark.parametrize(
+    ("fault_class", "playbook", "fine"),
+    [
+        ("informational", "drain", False),
+        ("unknown", "drain", False),
+        ("degraded", "drain", True),
+        ("informational", "collect-evidence", True),
+    ],
+)
+def test_only_what_is_broken_is_taken_out(folder: Path, fault_class: str, playbook: str, fine: bool) -> None:
+    change(folder, "detection/own.yaml", "fault_class: degraded", f"fault_class: {fault_class}")
+    change(folder, "detection/own.yaml", "source: test", f"source: test\n  playbook: {playbook}")
+    if fine:
+        load(folder, prove=False)
+    else:
+        with pytest.raises(RulesInvalid, match="only a fault_class of fatal or degraded may have a playbook"):
+            load(folder, prove=False)

@@ -94,6 +94,16 @@ class TestNothingToDo:
         decision = made(rule=msgspec.structs.replace(TOLD, mode=mode), about=about)
         assert (decision.outcome, decision.playbook) == (outcome, None)
 
+    def test_a_code_that_no_catalogue_explains_takes_no_node_whatever_rule_has_it(self):
+        about = incident(fault="xid-unknown", fault_class=FaultClass.unknown)
+        decision = made(about=about)
+        assert (decision.outcome, decision.why) == (
+            Outcome.nothing,
+            "No catalogue explains xid-unknown: healer takes nothing out of service for it.",
+        )
+        approved = made(about=about, active=run(RunState.proposed, approved_by="ann"))
+        assert approved.outcome is not Outcome.nothing
+
     def test_no_node(self):
         about = incident(root=Component(cluster=CLUSTER, switch="leaf01"))
         assert made(about=about).outcome is Outcome.nothing

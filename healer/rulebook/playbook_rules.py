@@ -342,8 +342,8 @@ def _check_depth(at: Where, step: Step, playbook: Playbook, validation: Validati
 
 def _check_target(at: Where, step: Step, playbook: Playbook) -> None:
     word = step.do or step.check or step.wait
-    if word is None or word in _OF_EITHER:
-        return
+    if word in _OF_EITHER or word not in {*VERBS, *CHECKS, *WAITS}:
+        return  # of a word that does not exist nothing more is known
     if playbook.target == "job" and word not in _OF_JOB:
         at.problem(say("rulebook.step_for_node_this", id=step.id, word=word))
     elif playbook.target == "node" and word in _OF_JOB and step.for_each is None:

@@ -261,7 +261,7 @@ def _measured(
 def _check_class(placed: PlacedRule, playbooks: Mapping[str, Playbook]) -> None:
     """Only what is broken is taken out of service."""
     rule = placed.rule
-    playbook = playbooks.get(rule.playbook or "")
+    playbook = playbooks.get(rule.playbook) if rule.playbook is not None else None
     if playbook is not None and rule.fault_class not in BROKEN and not takes_nothing(playbook):
         placed.at.wrong("playbook", say("rulebook.only_fault_class_fatal"))
 

@@ -225,6 +225,8 @@ def test_all_mistakes_come_at_once(folder: Path) -> None:
         ("playbooks/validate.yaml", "when: test.failed", "when: -5m"),  # other playbooks use it
         ("playbooks/validate.yaml", "do: drain", "[x]: drain"),
         ("playbooks/drain.yaml", "do: drain", "[x]: drain"),
+        ("playbooks/hang.yaml", "check: stacks", "check: stakcs"),
+        ("playbooks/requeue-from-checkpoint.yaml", "name: requeue-from-checkpoint", 'name: ""'),
         ("cases/detection-gpu.yaml", "nodes:", "node:"),
         ("kernel_lines.yaml", "pattern:", "patern:"),
     ],

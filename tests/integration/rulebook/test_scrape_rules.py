@@ -80,7 +80,7 @@ def test_jobs_and_queries(folder: Path) -> None:
         ("10.0.0.[1-2]:9100", "user:pw@h2:9100", "targets: 'user:pw@h2:9100' is not a host with a port"),
         ("__scheme__: https", "__scheme__: ftp", "labels: __scheme__ must be http or https, not 'ftp'"),
         ("rack: r1", "a-b: r1", "labels: 'a-b' is not the name of a label"),
-        ("rack: r1", "rack: [r1]", "labels: expected str, got array"),
+        ("rack: r1", "rack: [r1]", "groups.labels.rack: expected str, got array"),
         ("signal: load1", "signal: loud1", "signal: there is no signal loud1 (did you mean load1?)"),
         ("signal: load1", "signal: slurm_cpus", "signal: slurm_cpus is derived by healer and cannot be sent"),
         ("query: max by (instance) (node_load1)", 'query: " "', "query: must have 1 to 4096 characters"),

@@ -415,6 +415,8 @@ def _sentence(text: str, path: Sequence[str | int], data: Any) -> str:
 
 
 def _hint(text: str, path: Sequence[str | int], data: Any, kind: type) -> str:
+    if "datetime" in text:
+        return say("rulebook.moment_such_as")
     if not text.startswith("Invalid enum value"):
         return ""
     words = _words(kind, [part for part in path if isinstance(part, str)])

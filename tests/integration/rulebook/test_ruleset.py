@@ -396,6 +396,18 @@ def test_a_partition_may_have_a_name_of_digits_or_a_word_of_yaml(folder: Path) -
     assert {name: guards.max_nodes for name, guards in found.items()} == {"1": 2, "0x10": 3, "true": 4}
 
 
+@pytest.mark.parametrize(
+    "since", ["2026-11-20", "2026-11-20T08:00Z", "2026-11-20T08:00:00 Europe/Berlin", "1795161600"]
+)
+def test_a_moment_that_cannot_be_read_says_how_one_is_written(folder: Path, since: str) -> None:
+    edit(
+        folder, "guards.yaml", "maintenance: []", f"maintenance: [{{nodes: [gpu01], why: x, since: {since}}}]"
+    )
+    said = problem(folder)
+    assert "maintenance.since: " in said
+    assert said.endswith("(such as 2026-11-20T08:00:00Z or 2026-11-20T09:00:00+01:00)")
+
+
 def test_guards_of_a_cluster_are_still_there_when_another_file_changes(folder: Path) -> None:
     """Unchanged files are parsed once in a process: what one load does to their data, all later ones see."""
     edit(folder, "guards.yaml", "clusters: {}", "clusters: {pod2: {protected: [gpu01]}}")

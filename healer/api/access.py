@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -34,7 +34,7 @@ from healer.model.grants import ACTING
 from healer.ports.callers import NOT_SEALED, SESSION_COOKIE, Caller
 from healer.ports.clock import Clock
 from healer.ports.directory import SESSION_LASTS
-from healer.ports.request_errors import Unavailable
+from healer.ports.request_errors import NotFound, Unavailable
 from healer.ports.service_accounts import ACCOUNT_PREFIX, LOGIN_PREFIX, PREFIX, TokenBook, is_well_formed
 from healer.text import Said, say
 
@@ -562,18 +562,37 @@ def named_cluster(services: Services, caller: Caller | None, wanted: str | None 
     return cluster
 
 
+def no_cluster(cluster: str, clusters: Iterable[str]) -> NotFound:
+    names = ", ".join(sorted(clusters))
+    return NotFound(say("api.acting_routes_there_no_cluster", cluster=cluster, names=names))
+
+
+def check_cluster(services: Services, cluster: str) -> None:
+    """404 for a cluster that is neither in the settings nor has records: a misspelt name must not show an
+    empty list, as if all were well there. From a thread."""
+    if cluster in _all_clusters(services):
+        return
+    recorded = services.queries.clusters.names()
+    if cluster not in recorded:
+        raise no_cluster(cluster, {*_all_clusters(services), *recorded})
+
+
 def allowed_cluster(request: HTTPConnection, caller: Caller, wanted: str | None) -> str:
-    """`named_cluster`, and 403 unless the caller may act on all of it. From a thread."""
-    cluster = named_cluster(services_of(request), caller, wanted)
+    """`named_cluster`, 403 unless the caller may act on all of it, 404 if it is unknown. From a thread."""
+    services = services_of(request)
+    cluster = named_cluster(services, caller, wanted)
     confine(request, caller, cluster=cluster)
+    check_cluster(services, cluster)
     return cluster
 
 
 def clusters_shown(request: HTTPConnection, caller: Caller, wanted: str | None = None) -> list[str] | None:
-    """The clusters a list may show this caller; None for all. 403 when it asks for another one."""
+    """The clusters a list may show this caller; None for all. 403 when it asks for another one, 404 for an
+    unknown one. From a thread."""
     if caller.node or caller.job or (wanted and (caller.cluster or caller.clusters)):
         confine(request, caller, cluster=wanted or caller.cluster)
     if wanted:
+        check_cluster(services_of(request), wanted)
         return [wanted]
     return [caller.cluster] if caller.cluster else list(caller.clusters) if caller.clusters else None
 

@@ -20,6 +20,7 @@ from healer.api.access import (
     allowed_cluster,
     confine,
     named_cluster,
+    no_cluster,
 )
 from healer.api.db_health import Fleet
 from healer.api.documents import answers
@@ -432,8 +433,9 @@ def _check_place(
 ) -> None:
     """404 for what certainly does not exist: a misspelt pause would hold nothing, and a run never start."""
     services = services_of(request)
-    if cluster is not None and cluster not in (services.clusters or (services.cluster,)):
-        raise NotFound(say("api.acting_routes_there_no_cluster", cluster=cluster))
+    clusters = services.clusters or (services.cluster,)
+    if cluster is not None and cluster not in clusters:
+        raise no_cluster(cluster, clusters)
     fleet: Fleet = request.app.state.fleet
     snapshot = fleet.snapshots().get(cluster or "") if node or partition else None
     if snapshot is None:
@@ -494,8 +496,6 @@ def reset_breaker(request: Request, caller: Admin, body: BreakerBody) -> Respons
     """After a storm: lets one canary through. A named person says why; `since` names the storm that you
     saw."""
     services, cluster = services_of(request), allowed_cluster(request, caller, body.cluster)
-    if cluster not in {breaker.cluster for breaker in services.queries.clusters.breakers()}:
-        raise NotFound(say("api.acting_routes_there_no_cluster", cluster=cluster))
 
     def act(identity: str) -> Response:
         words = {"by": caller.name, "reason": body.reason, "request": identity}

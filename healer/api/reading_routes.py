@@ -41,6 +41,7 @@ from healer.engine.records import (
 )
 from healer.model import (
     AuditRecord,
+    Breaker,
     Incident,
     Pause,
     Playbook,
@@ -237,9 +238,7 @@ def breaker(request: Request, caller: Viewer, cluster: Name = None) -> Response:
     name, *_ = clusters_shown(request, caller, cluster) or [named_cluster(services, caller)]
     breakers = services.queries.clusters.breakers()
     found = next((breaker for breaker in breakers if breaker.cluster == name), None)
-    if found is None:
-        raise NotFound(say("api.reading_routes_there_no_cluster", name=name))
-    return answer(request, found)
+    return answer(request, found or Breaker(cluster=name))
 
 
 @dataclass
@@ -375,8 +374,8 @@ async def events(request: Request, caller: Viewer, cluster: Name = None) -> Stre
     if caller.cluster and cluster not in (None, caller.cluster):
         raise Problem(403, say("api.access_this_token_bound_cluster", cluster=caller.cluster))
     named = cluster or caller.cluster
-    if named and caller.clusters is not None:
-        await run_in_threadpool(confine, request, caller, cluster=named)
+    if named:
+        await run_in_threadpool(clusters_shown, request, caller, named)
     last = request.headers.get("last-event-id", "")
     last_id = int(last) if re.fullmatch(r"[0-9]{1,18}", last) else None
     return StreamingResponse(

@@ -51,7 +51,7 @@ from healer.adapters.slurm.token_proof import RestTokens
 from healer.adapters.spool import FileSpool
 from healer.adapters.system_clock import SystemClock
 from healer.adapters.unix_users import login_name
-from healer.api.access import Access
+from healer.api.access import Access, no_cluster
 from healer.api.app import create_app
 from healer.api.services import Services
 from healer.api.site_address import SiteNames
@@ -71,7 +71,6 @@ from healer.engine.records import readiness
 from healer.model import Decision, Incident, Outcome, Ruleset
 from healer.model.recordings import Recordings
 from healer.ports.answers import Arriving, Queue, Readiness, SelfHealth
-from healer.ports.request_errors import NotFound
 from healer.ports.scheduling import SlurmReads
 from healer.ports.sign_in import SignIn
 from healer.ports.signal_stores import SignalStore
@@ -83,7 +82,7 @@ from healer.settings import ON, Settings, SettingsError, rules_folder
 from healer.sim.ledger_tables import Tables
 from healer.sim.replay_report import report
 from healer.sim.replay_report import since as report_since
-from healer.text import from_stored, say
+from healer.text import from_stored
 
 #: Connections for people's commands, which no signal and no page uses: `healer.api.lanes` has the threads.
 _ACTING_POOL = 6
@@ -326,7 +325,7 @@ def _recordings(settings: Settings, cluster: str) -> Recordings:
     try:
         return recordings(settings.of(cluster).recording)
     except SettingsError:
-        raise NotFound(say("api.reading_routes_there_no_cluster", name=cluster)) from None
+        raise no_cluster(cluster, settings.clusters or (settings.cluster or "",)) from None
 
 
 def _spool(folder: Path) -> FileSpool | None:

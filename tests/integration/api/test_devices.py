@@ -116,6 +116,7 @@ def test_nodes_jobs_and_other_clusters_are_no_devices(served: Served) -> None:
     put(api, "0gpu", {Column("load1"): 1})
     put(api, "Zeus", {Column("load1"): 1})
     put(api, "@leaf9", {Column("switch_temp_c"): 50}, cluster="pod2")
+    api.snapshots.put(msgspec.structs.replace(support.snapshot(), cluster="pod2"))
     batches: list[StepBatch] = steps_of("4711", ("gpu0001",), ranks_per_node=1, steps=3)
     api.samples.put_steps(batches)
     assert asked(served)["items"] == []

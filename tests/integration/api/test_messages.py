@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import httpx
+import msgspec
 import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from healer.adapters.postgres import outbox
 from healer.adapters.postgres.tables import audit_records, deliveries, delivery_log, incidents, messages
 from healer.commands.cli import build
 from healer.model import Message, Role, Severity
-from tests.support.api import CLUSTER, Api, incident, save_incident
+from tests.support.api import CLUSTER, Api, incident, save_incident, snapshot
 
 AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 ID = "00000001" + "a" * 24
@@ -79,6 +80,7 @@ def test_each_sink_of_a_message_is_a_row_with_its_tries(paged) -> None:
     assert [one["outcome"] for one in dead["tries_log"]] == ["begun", "failed"]
     assert [one["channel"] for one in listed(paged, "?channel=ops")] == ["ops"]
     assert listed(paged, "?incident=other") == []
+    paged[0].snapshots.put(msgspec.structs.replace(snapshot(), cluster="other"))
     assert listed(paged, "?cluster=other") == []
 
 

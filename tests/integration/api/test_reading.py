@@ -55,6 +55,28 @@ def add(api: Api, *numbers: int, **more: object) -> None:
             save_incident(conn, incident(number, node=f"gpu000{number % 4 + 1}", **more))
 
 
+def test_an_unknown_cluster_is_an_error_that_names_the_known_ones(served: Served) -> None:
+    """An empty list would say that all is well there. A cluster that was removed still has its records."""
+    api, client = served
+    api.snapshots.put(msgspec.structs.replace(snapshot(), cluster="removed"))
+    span = {"since": "2026-11-20T00:00:00Z", "until": "2026-11-21T00:00:00Z"}
+    headers, asked = api.headers("viewer"), 0
+    for path, methods in api.app.openapi()["paths"].items():
+        names = {each["name"] for each in methods.get("get", {}).get("parameters", ())}
+        if "cluster" not in names or "{" in path:
+            continue
+        asked += 1
+        query = {name: value for name, value in span.items() if name in names} | {"cluster": "POD1"}
+        with client.stream("GET", path, params=query, headers=headers) as answer:
+            assert answer.status_code == 404, path
+            detail = json.loads(answer.read())["detail"]
+        assert detail == "there is no cluster POD1; there are pod1, removed", path
+        if "limit" in names:
+            query["cluster"] = "removed"
+            assert client.get(path, params=query, headers=headers).status_code == 200, path
+    assert asked > 15
+
+
 def test_cursors_walk_a_list_without_loss_while_it_grows(served: Served) -> None:
     api, client = served
     add(api, *range(1, 8))

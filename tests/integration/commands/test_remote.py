@@ -241,6 +241,12 @@ def test_a_refusal_is_one_sentence(healer: Healer, served: tuple[Api, httpx.Clie
     )
 
 
+@pytest.mark.parametrize("command", ["nodes", "incidents", "runs", "messages", "goodput", "signals losses"])
+def test_a_list_of_an_unknown_cluster_fails(healer: Healer, command: str) -> None:
+    refused = healer(*command.split(), "--cluster", "nope", role="viewer")
+    assert str(refused.exception) == "there is no cluster nope; there are pod1 (404)"
+
+
 def test_json_is_json_beside_each_other_form(healer: Healer) -> None:
     found = json.loads(healer("goodput", "--csv", "--json", role="viewer").stdout)
     assert (found["by"], found["items"]) == ("partition", [])

@@ -215,7 +215,8 @@ _USABLE_S = 900.0
 
 
 class Fleet:
-    """The snapshots of all clusters, cached."""
+    """The snapshots of all clusters of this installation, cached. One that was removed from the settings
+    leaves its last snapshot in the database: no detector reads what its nodes send."""
 
     def __init__(self, services: Services, reach: Reach) -> None:
         self._services, self._reach = services, reach
@@ -230,8 +231,13 @@ class Fleet:
         with self._lock:
             asked = time.monotonic()
             if asked > self.fresh_until:
-                self.latest, self.fresh_until = self._services.queries.clusters.snapshots(), asked + _FRESH_S
+                self.latest, self.fresh_until = self._read(), asked + _FRESH_S
             return self.latest
+
+    def _read(self) -> dict[str, SlurmSnapshot]:
+        services = self._services
+        served, found = services.clusters or (services.cluster,), services.queries.clusters.snapshots()
+        return {name: snapshot for name, snapshot in found.items() if name in served}
 
     async def current(self) -> dict[str, SlurmSnapshot]:
         """By cluster; inside the event loop. Requests that find it stale share one read."""
@@ -250,5 +256,5 @@ class Fleet:
 
     async def _renew(self) -> None:
         asked = time.monotonic()
-        found = await self._reach.ask(self._services.queries.clusters.snapshots)
+        found = await self._reach.ask(self._read)
         self.latest, self.fresh_until = found, asked + _FRESH_S

@@ -6,11 +6,12 @@ import threading
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import sqlalchemy as sa
 
 from healer.signals import wire
-from tests.support.api import CLUSTER, XID_79, Api, serving
+from tests.support.api import CLUSTER, XID_79, Api, serving, snapshot
 
 Served = tuple[Api, httpx.Client]
 KERNEL = "/api/v1/signals/kernel-log"
@@ -89,6 +90,32 @@ def test_a_token_bound_to_a_cluster_speaks_of_no_other(served: Served) -> None:
     api, client = served
     headers = api.headers("signals", cluster="pod2")
     assert client.post(KERNEL, json=body(), headers=headers).status_code == 403
+
+
+def test_no_signal_of_a_cluster_that_was_removed_from_the_settings_is_accepted(served: Served) -> None:
+    """Its last picture is still in the database, but no detector would ever read the signals."""
+    api, client = served
+    api.snapshots.put(msgspec.structs.replace(snapshot(), cluster="removed"))
+    headers, about = api.headers("signals"), {"cluster": "removed", "node": "gpu0001"}
+    step = {"step": 1, "step_s": 1.0, "rank": 0, "node": "gpu0001", "time": "2026-11-20T03:00:00Z"}
+    bodies: dict[str, Any] = {
+        "kernel-log": body(cluster="removed"),
+        "heartbeat": about,
+        "metrics": about | {"time": "2026-11-20T03:00:00Z", "host": {"node_load1": 3.1}},
+        "step-times": {"cluster": "removed", "job": "4711", "restart": 0, "samples": [step]},
+        "hooks/prolog": about | {"job": "4711", "lines": [XID_79]},
+        "logs": [about | {"_TRANSPORT": "kernel", "_HOSTNAME": "gpu0001", "MESSAGE": XID_79}],
+        "checkpoints": {"cluster": "removed", "job": "4711", "step": 5, "path": "/x", "durable": True},
+    }
+    answers = {
+        route: client.post(f"/api/v1/signals/{route}", json=sent, headers=headers).json()
+        for route, sent in bodies.items()
+    }
+    answers["text"] = client.post(
+        KERNEL, params=about, content=XID_79, headers=headers | {"Content-Type": "text/plain"}
+    ).json()
+    assert [route for route, answer in answers.items() if answer.get("accepted")] == []
+    assert rows(api) == 0
 
 
 def test_before_slurm_was_asked_nothing_is_lost(fresh_database: sa.Engine) -> None:

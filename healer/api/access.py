@@ -279,8 +279,8 @@ class Access:
         return check_person(caller, provided=self._services.sign_in is not None)
 
     def narrowed(self, caller: Caller, roles: Collection[Role]) -> Caller | None:
-        """See `healer.api.granted`."""
-        return narrowed(caller, roles, _all_clusters(self._services))
+        """See `healer.api.granted`. From a thread."""
+        return narrowed(caller, roles, _site_clusters(self._services, caller))
 
     # --- what the console's pages use ---
 
@@ -348,6 +348,13 @@ class Access:
         self._services.tokens.sign_out(digest, self._services.clock.now())
         with self._lock:
             self._cache.pop(("session", digest), None)
+
+
+async def narrow(access: Access, caller: Caller, roles: Collection[Role]) -> Caller | None:
+    """`Access.narrowed` in the event loop. Only entries that name clusters need the database."""
+    if not caller.names_clusters:
+        return access.narrowed(caller, roles)
+    return await access.reach.ask(partial(access.narrowed, caller, roles))
 
 
 class Together:
@@ -461,7 +468,7 @@ class Need:
     async def __call__(self, request: Request) -> Caller:
         access: Access = request.app.state.access
         caller = await access.caller(request)
-        granted = access.narrowed(caller, ALLOWED[self.role])
+        granted = await narrow(access, caller, ALLOWED[self.role])
         if granted is None:
             await refuse(request, caller, _lacking(caller, self.role))
         if (why := outside_routes(caller, request.scope["path"])) is not None:
@@ -496,12 +503,20 @@ def _lacking(caller: Caller, needed: Role) -> Said:
 
 
 def is_role(request: Request, caller: Caller, role: Role, cluster: str | None = None) -> bool:
-    """Whether the caller has that role or one that includes it at the cluster; None: at all of the site."""
-    return has_role(caller, ALLOWED[role], cluster, _all_clusters(services_of(request)))
+    """Whether the caller has that role or one that includes it at the cluster; None: at all of the site. From
+    a thread."""
+    return has_role(caller, ALLOWED[role], cluster, _site_clusters(services_of(request), caller))
 
 
 def _all_clusters(services: Services) -> Sequence[str]:
     return services.clusters or (services.cluster,)
+
+
+def _site_clusters(services: Services, caller: Caller) -> Sequence[str]:
+    """All clusters of the site. For a caller whose entries name clusters, also those that were removed from
+    the settings: their records are still there, and only entries that cover them show them."""
+    clusters = _all_clusters(services)
+    return sorted({*clusters, *services.queries.clusters.names()}) if caller.names_clusters else clusters
 
 
 def outside_routes(caller: Caller, path: str) -> Said | None:

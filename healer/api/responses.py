@@ -9,7 +9,7 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from healer.api.access import ALLOWED, Access
+from healer.api.access import ALLOWED, Access, narrow
 from healer.api.problems import Problem
 from healer.api.services import services_of
 from healer.model import Role
@@ -80,7 +80,7 @@ async def _sees_the_same(request: Request, before: Caller) -> bool:
     """Whether the caller may still look, at the same clusters. While the database is away it may."""
     access: Access = request.app.state.access
     try:
-        now = access.narrowed(await access.caller(request), ALLOWED[Role.viewer])
+        now = await narrow(access, await access.caller(request), ALLOWED[Role.viewer])
     except Problem:
         return False
     except Unavailable:

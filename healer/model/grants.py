@@ -32,6 +32,10 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     def covers(self, cluster: str) -> bool:
         return fits_any(cluster, self.clusters)
 
+    @property
+    def everywhere(self) -> bool:
+        return "*" in self.clusters
+
 
 class Duty(msgspec.Struct, frozen=True, kw_only=True):
     """Who may approve a run of these playbooks. `second_person`: not the requester, which always holds for

@@ -63,6 +63,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """The clusters it is bound to, if several but not all."""
         return self.granted.clusters if self.granted is not None else None
 
+    @property
+    def names_clusters(self) -> bool:
+        """Whether its groups grant roles at some clusters, and not only at all."""
+        return self.granted is not None and not all(grant.everywhere for grant in self.granted.grants)
+
 
 class Granted(msgspec.Struct, frozen=True, kw_only=True):
     """The groups of the sign-in, and what they grant now. `clusters`: see `Caller`."""

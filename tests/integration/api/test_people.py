@@ -7,12 +7,13 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
+from healer.adapters.postgres import audit_rows
 from healer.adapters.postgres.tables import sessions
-from healer.model import Playbook, Role, Step, Verb
+from healer.model import Component, Playbook, Role, Step, Verb, audit_record
 from healer.model.grants import Grant
 from healer.ports.request_errors import Conflict
-from tests.support.api import CLUSTER, snapshot
-from tests.support.persons import ISSUER, Site
+from tests.support.api import CLUSTER, incident, save_incident, snapshot
+from tests.support.persons import ISSUER, Site, session_headers
 from tests.support.seals import seal_all
 
 GRANTS = (
@@ -103,6 +104,38 @@ def test_an_administrator_by_group_is_one_at_the_clusters_and_for_the_playbooks_
     listed = site.ask("GET", "/tokens?ended=true", lead).json()["items"]
     assert {(row["name"], row.get("cluster")) for row in listed} == {("vic", CLUSTER), ("lead", None)}
     assert {row["name"] for row in site.ask("GET", "/sessions", lead).json()["items"]} == {"lead"}
+
+
+def test_grants_for_all_clusters_of_the_settings_show_none_that_was_removed(site: Site) -> None:
+    """Its records are still in the database, and are for those whose entries name it."""
+    site.use(clusters=(CLUSTER, "pod9"))
+    removed = msgspec.structs.replace(
+        incident(1), cluster="old", root=Component(cluster="old", node="gpu0001")
+    )
+    site.api.snapshots.put(msgspec.structs.replace(snapshot(), cluster="old"))
+    with site.api.engine.begin() as conn:
+        save_incident(conn, removed)
+        save_incident(conn, incident(2))
+        audit_rows.append(conn, audit_record("old", removed.opened, "bob", "incident.note", "incident/1"))
+    site.grant(
+        Grant(name="named", role=Role.admin, groups=("named",), clusters=(CLUSTER, "pod*")),
+        Grant(name="since", role=Role.viewer, groups=("since",), clusters=(CLUSTER, "old")),
+        Grant(name="all", role=Role.admin, groups=("all",)),
+    )
+    page = site.page()
+
+    def seen(*groups: str) -> tuple[set[str], list[int]]:
+        """The clusters in lists, and the answers about the removed one: its incident, all audit, a page."""
+        cookie = site.arrive("-".join(groups), *groups)
+        lists = [site.ask("GET", path, cookie).json()["items"] for path in ("/incidents", "/audit")]
+        paths = (f"/incidents/{removed.id}", "/incidents?cluster=old", "/audit/export")
+        answers = [site.ask("GET", path, cookie).status_code for path in paths]
+        answers.append(page.get("/incidents?cluster=old", headers=session_headers(cookie)).status_code)
+        return {one["cluster"] for one in lists[0] + lists[1]}, answers
+
+    assert seen("named") == ({CLUSTER}, [403, 403, 403, 404])
+    assert seen("since") == ({CLUSTER, "old"}, [200, 200, 403, 200])
+    assert seen("all") == ({CLUSTER, "old"}, [200, 200, 200, 200])
 
 
 def test_a_change_of_the_rules_acts_on_who_is_signed_in(site: Site) -> None:

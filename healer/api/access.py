@@ -592,6 +592,12 @@ def check_cluster(services: Services, cluster: str) -> None:
         raise no_cluster(cluster, {*_all_clusters(services), *recorded})
 
 
+def check_served(services: Services, cluster: str) -> None:
+    """404 for a cluster that is not in the settings, removed ones included: nothing can be done there."""
+    if cluster not in (clusters := _all_clusters(services)):
+        raise no_cluster(cluster, clusters)
+
+
 def allowed_cluster(request: HTTPConnection, caller: Caller, wanted: str | None) -> str:
     """`named_cluster`, 403 unless the caller may act on all of it, 404 if it is unknown. From a thread."""
     services = services_of(request)

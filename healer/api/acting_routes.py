@@ -18,9 +18,9 @@ from healer.api.access import (
     Responder,
     Viewer,
     allowed_cluster,
+    check_served,
     confine,
     named_cluster,
-    no_cluster,
 )
 from healer.api.db_health import Fleet
 from healer.api.documents import answers
@@ -100,6 +100,7 @@ def _command(
     """Gives the command to the detector and answers with the incident after it."""
     services = services_of(request)
     incident = _allowed_incident(request, caller, id)
+    check_served(services, incident.cluster)
     command = getattr(services.incidents, verb)
 
     def act(identity: str) -> Response:
@@ -309,6 +310,7 @@ def _on_run(
     if run is None:
         raise NotFound(say("api.acting_routes_there_no_run", id=id))
     confine(request, caller, cluster=run.cluster, node=run.node, job=run.job)
+    check_served(services, run.cluster)
     if not may_use(caller, ALLOWED[Role.operator], run.cluster, run.playbook):
         why = say("api.granted_not_this_playbook", playbook=run.playbook, cluster=run.cluster)
         raise _refusal(request, caller, why)
@@ -433,9 +435,8 @@ def _check_place(
 ) -> None:
     """404 for what certainly does not exist: a misspelt pause would hold nothing, and a run never start."""
     services = services_of(request)
-    clusters = services.clusters or (services.cluster,)
-    if cluster is not None and cluster not in clusters:
-        raise no_cluster(cluster, clusters)
+    if cluster is not None:
+        check_served(services, cluster)
     fleet: Fleet = request.app.state.fleet
     snapshot = fleet.snapshots().get(cluster or "") if node or partition else None
     if snapshot is None:

@@ -22,7 +22,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
-from healer.api.access import ALLOWED, Responder, Viewer, clusters_shown, confine
+from healer.api.access import ALLOWED, Responder, Viewer, check_served, clusters_shown, confine
 from healer.api.acting_routes import switches_power
 from healer.api.documents import answers
 from healer.api.problems import Problem, field_error
@@ -207,6 +207,7 @@ def press_done(services: Services, press: Press) -> str:
     if person.role not in ALLOWED[Role.operator]:
         return say("api.press_role", role=person.role)
     _check_has_not_left(services, person.name)
+    check_served(services, run.cluster)
     caller = Caller(id=f"slack:{press.user}", name=person.name, role=person.role)
     if press.verb == "approve":
         playbook = services.rules().playbooks.get(run.playbook)

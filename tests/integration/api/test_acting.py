@@ -5,15 +5,17 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import httpx
+import msgspec
 import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.tokens import PostgresIdempotency
-from healer.model import IncidentState, Reference
+from healer.model import Component, IncidentState, Mode, Reference, Run, RunState
 from healer.ports.callers import Kept, KeyInFlight, KeyReused
-from tests.support.api import CLUSTER, Api, incident, save_incident
+from healer.text import quoted
+from tests.support.api import CLUSTER, Api, incident, save_incident, save_run
 from tests.support.ledgers import consume
 
 Served = tuple[Api, httpx.Client]
@@ -56,6 +58,34 @@ def test_a_run_on_a_node_that_slurm_does_not_have_is_refused(served: Served) -> 
     dry = client.post(DRAIN, json={"node": "gpu1", "dry_run": True}, headers=headers)
     assert (dry.status_code, "has no node gpu1" in dry.text) == (404, True)
     assert client.get("/api/v1/runs", headers=headers).json()["items"] == []
+
+
+def test_what_is_left_of_a_removed_cluster_is_read_and_not_acted_on(served: Served) -> None:
+    """No detector would take the command, and no worker the run: the answer says why."""
+    api, client = served
+    there = Component(cluster="old", node="gpu0001")
+    of_old = msgspec.structs.replace(incident(1), cluster="old", root=there)
+    asks = Run(
+        id="r" * 24, cluster="old", playbook="drain", node="gpu0001", mode=Mode.approve, by="healer",
+        state=RunState.waiting_approval, reason=quoted("x"), rule="gpu-lost", created_at=of_old.opened,
+    )  # fmt: skip
+    with api.engine.begin() as conn:
+        save_incident(conn, of_old)
+        save_run(conn, asks)
+    headers = api.headers("operator", name="ann")
+    things = {f"/api/v1/incidents/{of_old.id}": "acknowledge assign resolve reopen review merge split"}
+    things[f"/api/v1/runs/{asks.id}"] = "approve reject cancel retry undo"
+    body = {
+        "acknowledge": {}, "assign": {"to": "bob", "reason": "x"},
+        "review": {"review": "true_fault"}, "merge": {"into": of_old.id, "reason": "x"},
+    }  # fmt: skip
+    for path, verbs in things.items():
+        assert client.get(path, headers=headers).status_code == 200
+        for verb in verbs.split():
+            answer = client.post(f"{path}/{verb}", json=body.get(verb, {"reason": "x"}), headers=headers)
+            why = "there is no cluster old; there are pod1"
+            assert (answer.status_code, answer.json()["detail"]) == (404, why), verb
+    assert commands_stored(api) == 0
 
 
 def test_a_refusal_names_the_guard_and_its_figures(served: Served) -> None:

@@ -505,7 +505,8 @@ def _lacking(caller: Caller, needed: Role) -> Said:
 def is_role(request: Request, caller: Caller, role: Role, cluster: str | None = None) -> bool:
     """Whether the caller has that role or one that includes it at the cluster; None: at all of the site. From
     a thread."""
-    return has_role(caller, ALLOWED[role], cluster, _site_clusters(services_of(request), caller))
+    clusters = _site_clusters(services_of(request), caller) if cluster is None else ()
+    return has_role(caller, ALLOWED[role], cluster, clusters)
 
 
 def _all_clusters(services: Services) -> Sequence[str]:

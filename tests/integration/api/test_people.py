@@ -12,6 +12,7 @@ from healer.adapters.postgres.tables import sessions
 from healer.model import Component, Playbook, Role, Step, Verb, audit_record
 from healer.model.grants import Grant
 from healer.ports.request_errors import Conflict
+from healer.ports.service_accounts import id_in
 from tests.support.api import CLUSTER, incident, save_incident, snapshot
 from tests.support.persons import ISSUER, Site, session_headers
 from tests.support.seals import seal_all
@@ -136,6 +137,25 @@ def test_grants_for_all_clusters_of_the_settings_show_none_that_was_removed(site
     assert seen("named") == ({CLUSTER}, [403, 403, 403, 404])
     assert seen("since") == ({CLUSTER, "old"}, [200, 200, 403, 200])
     assert seen("all") == ({CLUSTER, "old"}, [200, 200, 200, 200])
+
+
+def test_a_person_with_a_role_at_one_cluster_sees_and_ends_the_own_tokens_of_all(site: Site) -> None:
+    """Someone whose token leaked must be able to end it, whatever their groups grant."""
+    site.use(clusters=(CLUSTER, "pod9"))
+    site.grant(Grant(name="here", role=Role.viewer, groups=("here",), clusters=(CLUSTER,)))
+    vic = site.arrive("vic", "here")
+    anywhere, there, of_bob = (
+        id_in(site.api.token(Role.viewer, name=name, cluster=cluster))
+        for name, cluster in (("vic", None), ("vic", "pod9"), ("bob", None))
+    )
+    listed = {row["id"] for row in site.ask("GET", "/tokens", vic).json()["items"]}
+    assert listed >= {anywhere, there} and of_bob not in listed
+    assert site.ask("GET", f"/tokens?cluster={CLUSTER}", vic).json()["items"] == []
+    ended = [
+        site.ask("POST", f"/tokens/{token}/revoke", vic, reason="leaked").status_code
+        for token in (anywhere, there, of_bob)
+    ]
+    assert ended == [200, 200, 404]
 
 
 def test_a_change_of_the_rules_acts_on_who_is_signed_in(site: Site) -> None:

@@ -158,6 +158,16 @@ def test_a_person_with_a_role_at_one_cluster_sees_and_ends_the_own_tokens_of_all
     assert ended == [200, 200, 404]
 
 
+def test_a_viewer_of_several_clusters_verifies_the_audit_as_one_of_a_single_cluster_does(site: Site) -> None:
+    site.use(clusters=(CLUSTER, "pod8", "pod9"))
+    site.grant(
+        Grant(name="one", role=Role.viewer, groups=("one",), clusters=(CLUSTER,)),
+        Grant(name="two", role=Role.viewer, groups=("two",), clusters=(CLUSTER, "pod9")),
+    )
+    answers = {name: site.ask("GET", "/audit/verify", site.arrive(name, name)) for name in ("one", "two")}
+    assert {name: answer.status_code for name, answer in answers.items()} == {"one": 200, "two": 200}
+
+
 def test_a_change_of_the_rules_acts_on_who_is_signed_in(site: Site) -> None:
     ann = site.arrive("ann", "ops")
     assert site.ask("GET", "/nodes", ann).status_code == 200

@@ -557,6 +557,8 @@ def confine(
         bound = getattr(caller, kind)
         if bound and bound != asked[kind]:
             why = say(f"api.bound_to_{kind}", name=bound)
+            if kind == "cluster" and caller.is_of_person:
+                why = say("api.granted_elsewhere", clusters=bound)
             break
     else:
         if caller.clusters is None or cluster in caller.clusters:

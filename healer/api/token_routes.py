@@ -12,7 +12,6 @@ from healer.api.request_fields import Id, Name, Reason, once
 from healer.api.responses import answer
 from healer.api.services import services_of
 from healer.model import Role
-from healer.ports.callers import Caller
 from healer.ports.request_errors import NotFound
 from healer.ports.service_accounts import TokenRow
 from healer.text import say
@@ -38,7 +37,7 @@ def tokens(
     services = services_of(request)
     clusters = clusters_shown(request, caller, cluster)
     rows = services.token_book.listed(person=person, in_force_at=None if ended else services.clock.now())
-    of_all, own_of_all = is_role(request, caller, Role.auditor), cluster is None and not _is_bound(caller)
+    of_all, own_of_all = is_role(request, caller, Role.auditor), cluster is None and caller.is_of_person
 
     def is_seen(row: TokenRow) -> bool:
         there = clusters is None or row.cluster in clusters
@@ -48,13 +47,6 @@ def tokens(
         return there and (of_all if everywhere else is_role(request, caller, Role.auditor, row.cluster))
 
     return answer(request, TokenList(items=[row for row in rows if is_seen(row)]))
-
-
-def _is_bound(caller: Caller) -> bool:
-    """Whether the caller's own token is bound to a cluster. Groups grant roles at clusters; the tokens of
-    their person stay the person's own."""
-    of_person = caller.granted is not None and bool(caller.granted.subject)
-    return caller.cluster is not None and not of_person
 
 
 @router.post("/tokens/{id}/revoke", tags=["acting"], responses=answers(TokenRow, "the token that ended"))
@@ -70,7 +62,7 @@ def revoke(request: Request, caller: Viewer, id: Id, body: Reason) -> Response:
         row = next((row for row in services.token_book.listed() if row.id == id), None)
         if row is None or (admin is None and not row.is_of(caller.name)):
             raise NotFound(say("api.no_token_here", token=id))
-        if _is_bound(caller) or not row.is_of(caller.name):
+        if (caller.cluster and not caller.is_of_person) or not row.is_of(caller.name):
             confine(request, admin or caller, cluster=row.cluster)
         if row.revoked_at is None:
             services.token_book.revoke(id, by=caller.name, now=now, reason=body.reason)

@@ -64,6 +64,12 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return self.granted.clusters if self.granted is not None else None
 
     @property
+    def is_of_person(self) -> bool:
+        """Whether a person signed in, whose groups alone bind them to clusters: their own tokens are bound to
+        none by that."""
+        return self.granted is not None and bool(self.granted.subject)
+
+    @property
     def names_clusters(self) -> bool:
         """Whether its groups grant roles at some clusters, and not only at all."""
         return self.granted is not None and not all(grant.everywhere for grant in self.granted.grants)

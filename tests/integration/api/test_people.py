@@ -168,6 +168,25 @@ def test_a_viewer_of_several_clusters_verifies_the_audit_as_one_of_a_single_clus
     assert {name: answer.status_code for name, answer in answers.items()} == {"one": 200, "two": 200}
 
 
+def test_a_person_is_refused_by_their_groups_and_not_by_a_token(site: Site) -> None:
+    """Someone who looks at one cluster and acts at another has no token that could be bound."""
+    site.use(clusters=(CLUSTER, "pod8", "pod9"))
+    site.grant(
+        Grant(name="eyes", role=Role.viewer, groups=("both",)),
+        Grant(name="hands", role=Role.operator, groups=("both",), clusters=("pod9",)),
+        Grant(name="more", role=Role.operator, groups=("more",), clusters=("pod8", "pod9")),
+    )
+    run = {"cluster": CLUSTER, "node": "gpu0001", "reason": "x"}
+    both, more = site.arrive("ann", "both"), site.arrive("bob", "both", "more")
+    why = [
+        site.ask("POST", "/playbooks/drain/runs", cookie, **run).json()["detail"] for cookie in (both, more)
+    ]
+    assert why == ["your groups allow this only at pod9", "your groups allow this only at pod8, pod9"]
+    bound = {"Authorization": f"Bearer {site.api.token(Role.operator, name='ann', cluster='pod9')}"}
+    refused = TestClient(site.api.app).get("/api/v1/nodes", params={"cluster": CLUSTER}, headers=bound)
+    assert refused.json()["detail"] == "this token is bound to the cluster pod9"
+
+
 def test_a_change_of_the_rules_acts_on_who_is_signed_in(site: Site) -> None:
     ann = site.arrive("ann", "ops")
     assert site.ask("GET", "/nodes", ann).status_code == 200

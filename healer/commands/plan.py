@@ -86,7 +86,8 @@ def _asked(nodes: int, mtbf_h: float, assume: Sequence[str]) -> "SparesAsked":
 
 def _nodes_of(api: Client, job: str, cluster: str | None) -> int:
     """Of a running job."""
-    named = cluster or next(iter(api.items("/nodes", 1)))["cluster"]
+    # A route that guesses no cluster: there may be such a job in each.
+    named = cluster or api.get("/references")["cluster"]
     names = api.get(f"/jobs/{named}/{job}")["nodes"]
     if not names:
         raise UserError(say("commands.plan_job_has_no_nodes", job=job))

@@ -1,5 +1,6 @@
 """The commands that speak to the API, and those for tokens, against a real one."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -480,3 +481,16 @@ def test_spares_are_planned_from_a_job_and_the_sites_own_faults(
     assert planned["asked"]["nodes"] == 2
     assert planned["asked"]["mtbf_h"] == pytest.approx(4 * 103 / 12, rel=0.01)
     assert planned["best"] == max(planned["plans"], key=lambda plan: plan["per_gpu"])["spares"]
+
+
+def test_spares_are_planned_from_no_job_of_a_guessed_cluster(
+    healer: Healer, served: tuple[Api, httpx.Client]
+) -> None:
+    """There may be a job of that number in each."""
+    api, _ = served
+    plan = ("plan", "spares", "--job", "4711", "--mtbf", "100")
+    assert healer(*plan, role="viewer").exit_code == 0
+    api.app.state.services = dataclasses.replace(api.services, clusters=(CLUSTER, "pod9"))
+    guessed = healer(*plan, role="viewer")
+    assert "specify the cluster: one of pod1, pod9" in str(guessed.exception)
+    assert healer(*plan, "--cluster", CLUSTER, role="viewer").exit_code == 0

@@ -432,6 +432,20 @@ def test_guards_of_a_cluster_fall_back_to_the_others_and_to_the_settings(folder:
     assert rules.guards_in("pod2", "train").max_nodes == 4
 
 
+def test_a_change_of_one_file_changes_nothing_that_others_say(folder: Path) -> None:
+    """Files with the same bytes are parsed once: to load them again must find them as they are. The guards of
+    clusters and partitions were lost by it."""
+    edit(folder, "guards.yaml", "clusters: {}", "clusters: {pod2: {max_nodes: 4}}")
+    edit(folder, "guards.yaml", "partitions: {}", "partitions: {debug: {max_nodes: 1}}")
+    before = load(folder, prove=False)
+    edit(folder, "prices.yaml", "", "# a remark\n")
+    after = load(folder, prove=False)
+    names = before.__struct_fields__
+    assert [name for name in names if getattr(before, name) != getattr(after, name)] == ["version"]
+    assert after.guards_in("pod2", "train").max_nodes == 4
+    assert after.guards_in("pod1", "debug").max_nodes == 1
+
+
 def test_topology(folder: Path) -> None:
     places = '{"gpu[0001-0002]": {rack: r1}, "gpu[0002-0003]": {switch: leaf1}}'
     edit(folder, "topology.yaml", "places: {}", f"places: {places}")

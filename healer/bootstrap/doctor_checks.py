@@ -295,13 +295,44 @@ def _checked(name: str, program: str) -> Look:
 
 
 def look_at_guards(settings: Settings) -> list[Look]:
-    """Warns of guards that never or always hold; a site may want that. Empty if rules or database cannot be
-    read, which other checks report."""
+    """Warns of guards that never or always hold; a site may want that. Fails for values of clusters and
+    partitions that are not there. Empty if rules or database cannot be read, which other checks report."""
     with open_database(settings) as db:
         try:
-            return [look for of in settings.each() for look in _guards_of(db, of, settings)] if db else []
+            if db is None:
+                return []
+            found = [look for of in settings.each() for look in _guards_of(db, of, settings)]
+            return _guards_of_nothing(db, settings) + found
         except (SQLAlchemyError, ruleset.RulesInvalid):
             return []
+
+
+def _guards_of_nothing(db: sa.Engine, settings: Settings) -> list[Look]:
+    """Values under a misspelt name, or under the old name of a cluster: the general ones apply instead, which
+    may allow more."""
+    rules, snapshots = ruleset.load(rules_folder(settings), prove=False), PostgresSnapshots(db)
+    with db.connect() as conn:
+        clusters = [of.cluster for of in settings.each() if of.cluster] or cluster_names(conn)
+        shown = [snapshots.read(conn, cluster) for cluster in clusters]
+    if not clusters:
+        return []
+    absent = {"clusters": rules.cluster_guards.keys() - {*clusters}}
+    found = [snapshot for snapshot in shown if snapshot is not None]
+    if len(found) == len(clusters):
+        partitions = {
+            name for snapshot in found for node in snapshot.nodes.values() for name in node.partitions
+        }
+        absent["partitions"] = {name.rpartition("/")[2] for name in rules.partition_guards} - partitions
+    return [
+        Look(
+            say("doctor.guards"),
+            False,
+            say(f"doctor.guards_of_no_{kind}", names=name_few(sorted(names))),
+            say("doctor.guards_named"),
+        )
+        for kind, names in absent.items()
+        if names
+    ]
 
 
 def _guards_of(db: sa.Engine, of: Settings, settings: Settings) -> list[Look]:

@@ -7,16 +7,18 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres import tables
 from healer.adapters.postgres.audit_rows import append
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.bootstrap.access_checks import look_at_access
 from healer.bootstrap.all_checks import mended
 from healer.bootstrap.clock_checks import look_at_clocks
 from healer.bootstrap.coverage_checks import look_at_coverage, look_at_unused_rules
-from healer.bootstrap.doctor_checks import Look, look_at_database, look_at_rules
+from healer.bootstrap.doctor_checks import Look, look_at_database, look_at_guards, look_at_rules
 from healer.bootstrap.executor import audit_signer
 from healer.bootstrap.file_checks import look_at_files
 from healer.bootstrap.storage_checks import look_at_storage
@@ -26,6 +28,7 @@ from healer.model import audit_record
 from healer.model.run import BACKED_UP, BACKUP
 from healer.settings import Settings, SettingsError, load
 from healer.text import quoted
+from tests.support.api import snapshot
 from tests.support.forked import run
 from tests.support.processes import clean_environ
 
@@ -52,6 +55,41 @@ def test_mistakes_in_rules_are_listed_in_one_line(tmp_path: Path) -> None:
     first, second = "watches.yaml:1: unknown field slow", "watches.yaml:2: unknown field queued"
     assert (look.state, "\n" in look.text) == ("fail", False)
     assert look.text.startswith(first) and f", {second}" in look.text
+
+
+def test_guards_of_a_cluster_or_partition_that_is_not_there_are_found(
+    fresh_database: sa.Engine, tmp_path: Path
+) -> None:
+    """They bind nothing, so the site's values would apply where stricter ones were meant: after a slip of the
+    pen, or when a cluster was renamed, whose last picture is still in the database."""
+    rules = Path(shutil.copytree("rules", tmp_path / "rules"))
+    config, file, snapshots = (
+        tmp_path / "healer.toml",
+        rules / "guards.yaml",
+        PostgresSnapshots(fresh_database),
+    )
+    config.write_text(
+        "".join(f'[clusters.{name}]\nHEALER_SLURM_ADAPTERS = "sim"\n' for name in ("pod1", "pod2"))
+    )
+    url = fresh_database.url.render_as_string(hide_password=False)
+    environ = {"HEALER_DATABASE_URL": url, "HEALER_RULES_DIR": str(rules), "HEALER_CONFIG": str(config)}
+    shipped = file.read_text()
+
+    def found(clusters: str, partitions: str) -> list[tuple[str, str]]:
+        text = shipped.replace("\nclusters: {}", f"\nclusters: {{{clusters}}}")
+        file.write_text(text.replace("\npartitions: {}", f"\npartitions: {{{partitions}}}"))
+        looks = look_at_guards(settings(tmp_path, **environ))
+        return [(look.state, look.text) for look in looks if "bind nothing" in look.text]
+
+    for name in ("pod1", "old"):
+        snapshots.put(msgspec.structs.replace(snapshot(), cluster=name))
+    value = "{max_nodes: 1}"
+    (wrong,) = found(f"pod1: {value}, Pod2: {value}, old: {value}", f"train: {value}, trian: {value}")
+    assert (wrong[0], "the clusters Pod2, old, which" in wrong[1]) == ("fail", True)
+    snapshots.put(msgspec.structs.replace(snapshot(), cluster="pod2"))  # it may have had that partition
+    (wrong,) = found(f"pod1: {value}, pod2: {value}", f"train: {value}, trian: {value}")
+    assert (wrong[0], "the partitions trian, which" in wrong[1]) == ("fail", True)
+    assert found(f"pod2: {value}", f"train: {value}") == []
 
 
 def test_modes_are_found_and_mended(tmp_path: Path) -> None:

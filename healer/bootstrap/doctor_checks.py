@@ -29,6 +29,7 @@ from healer.decisions.capacity import IneffectiveLimit, ineffective_limits
 from healer.embedded.running import find, unchecked_tls
 from healer.embedded.user import EmbeddedError
 from healer.model import Channel, Ruleset, SlurmNode
+from healer.model.grants import fits_any
 from healer.ports.node_exec import BmcError, NodeError
 from healer.ports.outbound import DeliveryFailed
 from healer.ports.request_errors import Unavailable
@@ -307,12 +308,17 @@ def look_at_guards(settings: Settings) -> list[Look]:
             return []
 
 
+def _managed(settings: Settings, conn: sa.Connection) -> list[str]:
+    """The clusters of the settings, else the one that Slurm named."""
+    return [of.cluster for of in settings.each() if of.cluster] or cluster_names(conn)
+
+
 def _guards_of_nothing(db: sa.Engine, settings: Settings) -> list[Look]:
     """Values under a misspelt name, or under the old name of a cluster: the general ones apply instead, which
     may allow more."""
     rules, snapshots = ruleset.load(rules_folder(settings), prove=False), PostgresSnapshots(db)
     with db.connect() as conn:
-        clusters = [of.cluster for of in settings.each() if of.cluster] or cluster_names(conn)
+        clusters = _managed(settings, conn)
         shown = [snapshots.read(conn, cluster) for cluster in clusters]
     if not clusters:
         return []
@@ -368,7 +374,19 @@ def look_at_channels(settings: Settings) -> list[Look]:
         return []
     now = SystemClock().now()
     histories = ask_database(settings, lambda _, conn: delivery_histories(conn, now)) or {}
-    return [look_at_channel(settings, channel, histories.get(channel.name)) for channel in named]
+    found = [look_at_channel(settings, channel, histories.get(channel.name)) for channel in named]
+    return _routes_of_nothing(settings, rules) + found
+
+
+def _routes_of_nothing(settings: Settings, rules: Ruleset) -> list[Look]:
+    """Routes under a misspelt name, or under the old name of a cluster: no one is notified of it."""
+    clusters = ask_database(settings, lambda _, conn: _managed(settings, conn)) or []
+    globs = {glob for route in rules.notifications.routes for glob in route.clusters}
+    lost = sorted(glob for glob in globs if not any(fits_any(cluster, (glob,)) for cluster in clusters))
+    if not clusters or not lost:
+        return []
+    text = say("doctor.routes_of_no_clusters", names=name_few(lost))
+    return [Look(say("doctor.routes"), False, text, say("doctor.routes_named"))]
 
 
 def delivery_histories(conn: sa.Connection, now: datetime) -> dict[str, sa.Row]:

@@ -18,7 +18,13 @@ from healer.bootstrap.access_checks import look_at_access
 from healer.bootstrap.all_checks import mended
 from healer.bootstrap.clock_checks import look_at_clocks
 from healer.bootstrap.coverage_checks import look_at_coverage, look_at_unused_rules
-from healer.bootstrap.doctor_checks import Look, look_at_database, look_at_guards, look_at_rules
+from healer.bootstrap.doctor_checks import (
+    Look,
+    look_at_channels,
+    look_at_database,
+    look_at_guards,
+    look_at_rules,
+)
 from healer.bootstrap.executor import audit_signer
 from healer.bootstrap.file_checks import look_at_files
 from healer.bootstrap.storage_checks import look_at_storage
@@ -90,6 +96,24 @@ def test_guards_of_a_cluster_or_partition_that_is_not_there_are_found(
     (wrong,) = found(f"pod1: {value}, pod2: {value}", f"train: {value}, trian: {value}")
     assert (wrong[0], "the partitions trian, which" in wrong[1]) == ("fail", True)
     assert found(f"pod2: {value}", f"train: {value}") == []
+
+
+def test_routes_of_a_cluster_that_is_not_there_are_found(fresh_database: sa.Engine, tmp_path: Path) -> None:
+    """They notify no one."""
+    rules = Path(shutil.copytree("rules", tmp_path / "rules"))
+    url = fresh_database.url.render_as_string(hide_password=False)
+    environ = {"HEALER_DATABASE_URL": url, "HEALER_RULES_DIR": str(rules), "HEALER_CLUSTER": "pod1"}
+    channel = "channels:\n  - {name: bot, kind: feishu}\n"
+
+    def found(clusters: str) -> list[Look]:
+        text = f"{channel}routes:\n  - {{how: page, to: [bot], clusters: [{clusters}]}}\n"
+        (rules / "notifications.yaml").write_text(text)
+        looks = look_at_channels(settings(tmp_path, **environ))
+        return [look for look in looks if look.name == "routes"]
+
+    (wrong,) = found('"po*", old, pod1, "Pod*"')
+    assert (wrong.state, "the clusters Pod*, old, which" in wrong.text) == ("fail", True)
+    assert found('"po*"') == []
 
 
 def test_modes_are_found_and_mended(tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ from datetime import timedelta
 
 import sqlalchemy as sa
 
-from healer.adapters.postgres.node_rows import cluster_names
 from healer.adapters.postgres.sample_reads import clock_skews
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import Look, ask_database, name_few
+from healer.bootstrap.doctor_checks import Look, ask_database, managed_clusters, name_few
 from healer.settings import Settings
 from healer.text import NO_WORDS, say
 
@@ -26,7 +25,8 @@ def look_at_clocks(settings: Settings) -> list[Look]:
     since = SystemClock().now() - _HEARD_WITHIN
 
     def ask(_: sa.Engine, conn: sa.Connection) -> list[tuple[str, dict[str, float]]]:
-        return [(cluster, clock_skews(conn, cluster, since)) for cluster in cluster_names(conn)]
+        clusters = managed_clusters(settings, conn)
+        return [(cluster, clock_skews(conn, cluster, since)) for cluster in clusters]
 
     found = [own_clock(is_synchronised())]
     return found + [node_clocks(name, skews) for name, skews in ask_database(settings, ask) or [] if skews]

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from healer.adapters.postgres.node_rows import PostgresSnapshots, cluster_names
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tables import audit_records, inbox, incidents, senders, tokens
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import Look, ask_database, name_few, valid_rules
+from healer.bootstrap.doctor_checks import Look, ask_database, managed_clusters, name_few, valid_rules
 from healer.model import Mode, SlurmNode, SlurmSnapshot
 from healer.settings import Settings
 from healer.text import NO_WORDS, Said, joined, say
@@ -37,7 +37,8 @@ def look_at_coverage(settings: Settings) -> list[Look]:
 
     def ask(db: sa.Engine, conn: sa.Connection) -> list[tuple[str, SlurmSnapshot | None, Heard]]:
         snapshots = PostgresSnapshots(db)
-        return [(name, snapshots.read(conn, name), _heard(conn, name, now)) for name in cluster_names(conn)]
+        clusters = managed_clusters(settings, conn)
+        return [(name, snapshots.read(conn, name), _heard(conn, name, now)) for name in clusters]
 
     return [
         look
@@ -55,7 +56,9 @@ def _heard(conn: sa.Connection, cluster: str, now: datetime) -> Heard:
     row, recent = inbox.c, now - HOOKED_WITHIN
     here = row.cluster == cluster, row.arrived_at > recent
     sender, token = senders.c, tokens.c
-    enrolled = sa.select(token.node).where(token.node.is_not(None), token.revoked_at.is_(None))
+    # A node of another cluster may have the same name. A token of none is of the only cluster.
+    of_cluster = sa.or_(token.cluster == cluster, token.cluster.is_(None))
+    enrolled = sa.select(token.node).where(token.node.is_not(None), token.revoked_at.is_(None), of_cluster)
     return Heard(
         beats=last(row.node, row.arrived_at, *here, row.kind == "heartbeat"),
         hooks=last(row.node, row.arrived_at, *here, row.kind == "hook"),

@@ -308,7 +308,7 @@ def look_at_guards(settings: Settings) -> list[Look]:
             return []
 
 
-def _managed(settings: Settings, conn: sa.Connection) -> list[str]:
+def managed_clusters(settings: Settings, conn: sa.Connection) -> list[str]:
     """The clusters of the settings, else the one that Slurm named."""
     return [of.cluster for of in settings.each() if of.cluster] or cluster_names(conn)
 
@@ -318,7 +318,7 @@ def _guards_of_nothing(db: sa.Engine, settings: Settings) -> list[Look]:
     may allow more."""
     rules, snapshots = ruleset.load(rules_folder(settings), prove=False), PostgresSnapshots(db)
     with db.connect() as conn:
-        clusters = _managed(settings, conn)
+        clusters = managed_clusters(settings, conn)
         shown = [snapshots.read(conn, cluster) for cluster in clusters]
     if not clusters:
         return []
@@ -380,7 +380,7 @@ def look_at_channels(settings: Settings) -> list[Look]:
 
 def _routes_of_nothing(settings: Settings, rules: Ruleset) -> list[Look]:
     """Routes under a misspelt name, or under the old name of a cluster: no one is notified of it."""
-    clusters = ask_database(settings, lambda _, conn: _managed(settings, conn)) or []
+    clusters = ask_database(settings, lambda _, conn: managed_clusters(settings, conn)) or []
     globs = {glob for route in rules.notifications.routes for glob in route.clusters}
     lost = sorted(glob for glob in globs if not any(fits_any(cluster, (glob,)) for cluster in clusters))
     if not clusters or not lost:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres import tables
 from healer.adapters.postgres.audit_rows import append
 from healer.adapters.postgres.node_rows import PostgresSnapshots
+from healer.adapters.postgres.tokens import PostgresTokens
 from healer.bootstrap.access_checks import look_at_access
 from healer.bootstrap.all_checks import mended
 from healer.bootstrap.clock_checks import look_at_clocks
@@ -30,8 +31,9 @@ from healer.bootstrap.file_checks import look_at_files
 from healer.bootstrap.storage_checks import look_at_storage
 from healer.embedded import running
 from healer.embedded.running import Running
-from healer.model import audit_record
+from healer.model import Role, SlurmNode, SlurmSnapshot, audit_record
 from healer.model.run import BACKED_UP, BACKUP
+from healer.ports.callers import NewToken
 from healer.settings import Settings, SettingsError, load
 from healer.text import quoted
 from tests.support.api import snapshot
@@ -227,9 +229,6 @@ def test_a_disk_is_looked_at_before_anything_was_recorded(fresh_database: sa.Eng
 
 
 def test_nodes_and_rules_are_looked_at(fresh_database: sa.Engine, tmp_path: Path) -> None:
-    from healer.adapters.postgres.node_rows import PostgresSnapshots
-    from healer.model import SlurmNode, SlurmSnapshot
-
     now = datetime.now(UTC)
     nodes = {name: SlurmNode(name=name, state=("IDLE",), gpus=8) for name in ("gpu0001", "gpu0002")}
     snapshot = SlurmSnapshot(cluster="pod1", taken_at=now, nodes=nodes, jobs={})
@@ -249,6 +248,28 @@ def test_nodes_and_rules_are_looked_at(fresh_database: sa.Engine, tmp_path: Path
     assert (clock.ok, clock.text) == (False, "0 of 1 nodes of pod1 within 5 s of healer; not: gpu0001 -7 s")
     (rules,) = look_at_unused_rules(where)
     assert rules.ok and rules.text.startswith("0 of ") and "never: " in rules.text
+
+
+def test_a_node_of_another_cluster_with_that_name_does_not_lend_it_a_token(
+    fresh_database: sa.Engine, tmp_path: Path
+) -> None:
+    """Nor does a cluster that was removed from the settings count its nodes any more."""
+    snapshots, now = PostgresSnapshots(fresh_database), datetime.now(UTC)
+    nodes = {"gpu0001": SlurmNode(name="gpu0001", state=("IDLE",), gpus=8)}
+    for name in ("pod1", "pod2", "removed"):
+        snapshots.put(SlurmSnapshot(cluster=name, taken_at=now, nodes=nodes, jobs={}))
+    tokens = PostgresTokens(fresh_database, "pod1", b"k" * 32)
+    tokens.create(NewToken(role=Role.signals, name="n", node="gpu0001", cluster="pod1"), now=now, by="root")
+    config = tmp_path / "healer.toml"
+    config.write_text(
+        "".join(f'[clusters.{name}]\nHEALER_SLURM_ADAPTERS = "sim"\n' for name in ("pod1", "pod2"))
+    )
+    url = fresh_database.url.render_as_string(hide_password=False)
+    looks = look_at_coverage(settings(tmp_path, HEALER_DATABASE_URL=url, HEALER_CONFIG=str(config)))
+    assert [look.text.rpartition("; ")[2] for look in looks] == [
+        "silent: gpu0001 (have a token, and never sent anything in the last week)",
+        "silent: gpu0001 (never enrolled)",
+    ]
 
 
 def test_login_of_a_part_is_told_what_it_cannot_check(fresh_database: sa.Engine, tmp_path: Path) -> None:

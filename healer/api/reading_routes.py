@@ -76,7 +76,11 @@ def nodes(request: Request, caller: Viewer, wanted: Annotated[NodeFilter, Depend
     """Every node Slurm knows, with healer's verdict. `q` is a part of the name."""
     services = services_of(request)
     now = services.clock.now()
-    rows = services.queries.nodes.fleet(clusters_shown(request, caller, wanted.cluster), now)
+    clusters = clusters_shown(request, caller, wanted.cluster)
+    if not wanted.cluster:  # the last picture of a removed cluster says nothing of its nodes now
+        served = services.clusters or (services.cluster,)
+        clusters = [name for name in served if clusters is None or name in clusters]
+    rows = services.queries.nodes.fleet(clusters, now)
     return answer(request, node_page(rows, services.rules(), now, wanted))
 
 

@@ -77,6 +77,20 @@ def test_an_unknown_cluster_is_an_error_that_names_the_known_ones(served: Served
     assert asked > 15
 
 
+def test_nodes_of_a_cluster_that_was_removed_are_listed_only_by_its_name(served: Served) -> None:
+    """The last picture of them is no word on what they are now: they would stay healthy in the list for
+    ever, and count as nodes of the site."""
+    api, client = served
+    api.snapshots.put(msgspec.structs.replace(snapshot(), cluster="removed"))
+
+    def clusters(**query: str) -> set[str]:
+        answer = client.get("/api/v1/nodes", params=query, headers=api.headers("viewer"))
+        return {node["cluster"] for node in answer.json()["items"]}
+
+    assert clusters() == {CLUSTER}
+    assert clusters(cluster="removed") == {"removed"}
+
+
 def test_cursors_walk_a_list_without_loss_while_it_grows(served: Served) -> None:
     api, client = served
     add(api, *range(1, 8))

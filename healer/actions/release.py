@@ -5,7 +5,7 @@ the begin time of a job that Slurm requeued, and a spare for its lost node; othe
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from healer.actions import spares
 from healer.actions.base import (
@@ -20,6 +20,7 @@ from healer.actions.base import (
     read_back,
     read_job,
 )
+from healer.decisions.book_mismatch import is_begin_chosen
 from healer.decisions.comments import Remark, remark_in, with_remark
 from healer.model import SlurmJob
 from healer.model.gate import is_held_after_launch
@@ -55,6 +56,26 @@ def _remark(ctx: Context, job: SlurmJob, remark: Remark) -> None:
     if wanted != job.admin_comment:
         ctx.fence()
         ctx.tools.scheduler.remark(job.id, wanted)
+
+
+#: Slurm's reasons for a job that waits for its begin time. A revived job shows the others from its end until
+#: the next scheduling pass (seen on 22.05 and 24.11).
+_BEFORE_BEGIN = ("BeginTime", "NonZeroExitCode", "RaisedSignal", "NodeDown", "JobLaunchFailure")
+#: healer's own order to start sets a begin time two seconds ahead.
+_STARTS_WITHIN = timedelta(seconds=3)
+
+
+def is_put_back(ctx: Context, job: SlurmJob) -> bool:
+    """Slurm alone makes the job wait after its requeue; a begin time that somebody chose is kept.
+
+    A change of the job, such as an exclusion, clears the reason until the next scheduling pass, but not the
+    begin time (seen on 22.05)."""
+    if is_begin_chosen(job):
+        return False
+    if job.reason.startswith(_BEFORE_BEGIN):
+        return True
+    begin_at = job.eligible_at
+    return not job.reason and begin_at is not None and begin_at - ctx.tools.now() > _STARTS_WITHIN
 
 
 # --- removing exclusions ---
@@ -140,7 +161,7 @@ def _probe_begin(ctx: Context) -> Result | None:
         return Skipped(say("actions.release_job_is", job=job.title, state=job.state))
     if job.eligible_at is not None and job.eligible_at > begin_at:
         return Skipped(say("actions.release_other_begin", job=job.title))
-    if not job.reason.startswith("BeginTime"):
+    if not is_put_back(ctx, job):
         return Done(say("actions.release_its_turn", job=job.title), {"reason": job.reason})
     return None
 

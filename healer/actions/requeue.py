@@ -116,8 +116,6 @@ def _grant_again(ctx: Context, job: SlurmJob, signalled: LogEntry) -> Again:
 #: Slurm's error numbers (facts, d.4) for jobs that can never be restarted.
 _NEVER = frozenset({2037, 2039, 2107})
 _PENDING = 2024
-#: Reasons that a revived job shows from its end until the next scheduling pass (seen on 22.05 and 24.11).
-_BEFORE_BEGIN = ("BeginTime", "NonZeroExitCode", "RaisedSignal", "NodeDown", "JobLaunchFailure")
 
 #: The step that requeued a job does not wait for one that has been COMPLETING for longer than this.
 ENDS_WITHIN = timedelta(seconds=30)
@@ -159,7 +157,7 @@ def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
             {"restarts": job.restarts, "nodes": list(job.nodes), "state": job.state},
         )
     if job.state == "PENDING" and "COMPLETING" not in job.flags:
-        if _is_put_back(job) or release.missing(ctx, job):
+        if release.is_put_back(ctx, job) or release.missing(ctx, job):
             return None
         return Done(
             _why_pending(job, done), {"restarts": job.restarts, "state": job.state, "reason": job.reason}
@@ -173,11 +171,6 @@ def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
         say("actions.requeue_restarted", job=name, state=job.state),
         {"restarts": job.restarts, "state": job.state},
     )
-
-
-def _is_put_back(job: SlurmJob) -> bool:
-    """Slurm alone makes the job wait after its requeue; a begin time that somebody chose is kept."""
-    return job.reason.startswith(_BEFORE_BEGIN) and not is_begin_chosen(job)
 
 
 def _named(nodes: Sequence[str]) -> str:
@@ -233,7 +226,7 @@ def _bring_to_start(ctx: Context, job: SlurmJob) -> Result | None:
     step = release.keep_off(ctx, job) or _spare(ctx, job)
     if step is not None:
         return step
-    if _is_put_back(job):
+    if release.is_put_back(ctx, job):
         ctx.fence()
         ctx.tools.scheduler.start_now(job.id)
     return None

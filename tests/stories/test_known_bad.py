@@ -1,12 +1,14 @@
 """A node that is known bad and must stay in service: jobs that are put back are kept off it, for as long."""
 
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from healer.model import Run, RunState, SlurmCall
+from healer.model import Run, RunState, SlurmCall, SlurmJob
 from healer.ports.scheduling import NotAvailable, Scheduler
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.jobs import NODE, Lacking, guards, job_of, site_of
 from tests.support.loop import LOST, Crash, Site, equip, name
 
@@ -57,6 +59,36 @@ def test_pitfall_14_a_job_is_kept_off_a_known_bad_node_and_exactly_that_is_taken
     (run,) = [one for one in site.runs if one.playbook == "release"]
     assert run.state is RunState.done
     assert site.audited("job.released") == 1
+
+
+class Reasonless:
+    """As a Slurm whose scheduler makes its next pass much later: a change of a waiting job clears its reason,
+    but not its begin time (seen on 22.05)."""
+
+    def __init__(self, slurm: SimScheduler) -> None:
+        self.slurm, self.name, self.changed = slurm, "reasonless", set[str]()
+
+    def __getattr__(self, call: str) -> Any:
+        return getattr(self.slurm, call)
+
+    def exclude(self, job: str, nodes: Sequence[str]) -> None:
+        self.slurm.exclude(job, nodes)
+        self.changed.add(job)
+
+    def job(self, job: str) -> SlurmJob | None:
+        found = self.slurm.job(job)
+        waits = found is not None and found.id in self.changed and found.reason == "BeginTime"
+        return msgspec.structs.replace(found, reason="") if found is not None and waits else found
+
+
+def test_a_job_that_is_kept_off_a_known_bad_node_starts_at_once_too() -> None:
+    site, job = bad_in_service()
+    equip(site.driver, scheduler=cast(Scheduler, Reasonless(site.slurm)))
+    (other,) = site.slurm.jobs_on(name(3))
+    site.slurm.complete(other.id)
+    site.run_for(20)
+    shown = job_of(site, job)
+    assert (shown.state, shown.nodes, shown.restarts) == ("RUNNING", (name(3),), 1)
 
 
 def test_job_that_starts_on_a_known_bad_node_is_hit_too() -> None:

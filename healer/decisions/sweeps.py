@@ -268,7 +268,8 @@ def nearest_spare(
 def _fits(spare: SlurmNode, lost: SlurmNode, job: SlurmJob | None) -> bool:
     if (spare.gpus, spare.gpu_model) != (lost.gpus, lost.gpu_model):
         return False
-    if job is not None and spare.name in job.excluded:
+    # A job that was submitted to a reservation runs on that reservation's nodes only.
+    if job is not None and (spare.name in job.excluded or job.reservation):
         return False
     if job is None or not job.partition:
         return set(lost.partitions) <= set(spare.partitions)

@@ -72,6 +72,25 @@ def test_without_a_spare_a_person_is_asked_and_nothing_is_taken() -> None:
     assert over(site, run) == ["begin", "spare"]
 
 
+def test_a_job_in_a_reservation_of_its_own_is_left_at_work() -> None:
+    """It could not use the spare, and would wait for its node."""
+    site, job = with_spare()
+    site.slurm.complete(job)
+    site.run_for(2)
+    team = Reservation(name="team", nodes=tuple(name(number) for number in range(1, 5)), users=("root",))
+    site.slurm.reserve(team)
+    job = site.slurm.add_job(nodes=4, comment=OPT_IN, reservation="team", user="root")
+    site.look()
+    assert job_of(site, job).nodes == team.nodes
+    run = site.ask(PLAYBOOK, 1)
+    site.run_for(5)
+    saves(site, job, step=7)
+    site.run_for(30)
+    state, question = state_of(site, run)
+    assert state is RunState.stuck and f"No free spare in spares matches {NODE}" in question
+    assert not site.node(1).drain and job_of(site, job).restarts == 0
+
+
 def test_a_spare_that_went_to_another_meanwhile_is_missed_before_the_drain() -> None:
     site, job = with_spare()
     run = site.ask(PLAYBOOK, 1)

@@ -181,6 +181,11 @@ def test_a_job_that_waits_in_several_partitions_takes_a_spare_of_either() -> Non
     assert found is not None and found.name == name(13)
 
 
+def test_a_job_of_a_reservation_can_use_no_spare() -> None:
+    job = msgspec.structs.replace(JOB, reservation="team")
+    assert nearest_spare(LOST_ONE, job, [spare(12)]) is None
+
+
 def test_recently_returned_spares_are_chosen_last() -> None:
     near, far, farther = spare(12, "leaf1"), spare(13, "leaf2"), spare(14, "leaf3")
     until = {near.name: later(days=5), far.name: later(days=2)}

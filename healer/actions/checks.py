@@ -55,7 +55,7 @@ def list_jobs(ctx: Context) -> Result:
     }
     listed = [*hit, *crashed] if certain else crashed
     if ctx.run.incident is not None:
-        jobs = sorted({job.id for job in listed} | _hit_and_ended(ctx, on_node))
+        data["hit"] = jobs = sorted({job.id for job in listed} | _hit_and_ended(ctx, on_node))
         seen = ctx.incident.evidence_count if ctx.incident is not None else 0
         ctx.claim.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=jobs, evidence_count=seen))
     return Done(_listed(ctx, hit, crashed, on_node, certain=certain), data)

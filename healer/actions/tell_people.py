@@ -1,10 +1,13 @@
 """Tickets and messages. They are queued with a stable id; no step waits for their delivery."""
 
+from itertools import chain
+
 from msgspec.structs import replace
 
 from healer.actions.base import Action, Again, Context, Done, Result, Skipped, slurm_silent
 from healer.decisions.comments import Remark, one_line, remark_in, wish_of, with_remark
 from healer.decisions.decide import severity_of
+from healer.incidents.lifecycle import jobs_listed
 from healer.model import (
     About,
     Component,
@@ -116,10 +119,14 @@ def _hardware(ctx: Context, root: Component) -> list[Said]:
 
 def _as_handled(ctx: Context) -> Incident | None:
     """The incident as the detector will read it: its run has come to this step, so no guard holds it, it
-    waits for no approval, and it is not P0."""
+    waits for no approval, and it is not P0. The jobs are those that the run has listed."""
     incident = ctx.incident
     if incident is None or incident.run != ctx.run.id:
         return incident
+    lists = [entry.data["hit"] for entry in ctx.log if "hit" in entry.data]
+    if lists:
+        jobs = jobs_listed(incident, chain.from_iterable(lists))
+        incident = replace(incident, jobs_hit=jobs, jobs_hit_final=True)
     return replace(incident, held_by=None, severity=severity_of(incident, None, None))
 
 

@@ -346,7 +346,9 @@ class StepPermission:
         else:
             # A refused job is left to its owner; a refused drain needs a person.
             event = StepEvent.skipped if self.verb in JOB_VERBS else StepEvent.failed
-            entry = self._entry(event, verdict.why, {**data, "final": True})
+            restarts = self.verb in RESTARTING_VERBS
+            why = say("engine.not_restarted", why=verdict.why) if restarts else verdict.why
+            entry = self._entry(event, why, {**data, "final": True})
             self._release_undrained(tx, node_of(proposal, tx.facts))
         if verdict.outcome is not Outcome.held or verdict.guard != held_by:
             tx.write(entry)  # a long pause is one entry

@@ -84,6 +84,12 @@ _NOTHING_NEW = "incidents.nothing_new"
 _WITHOUT_KEY = ("well again", "nobody tells of it any more")
 
 
+def jobs_listed(incident: Incident, jobs: Iterable[str]) -> tuple[str, ...]:
+    """The jobs hit, once a run has listed these. The first list replaces the estimate. A later one, such as
+    at the node's return, is added to it."""
+    return tuple(sorted({*(incident.jobs_hit if incident.jobs_hit_final else ()), *jobs}))
+
+
 def apply_command(incident: Incident, command: Command) -> Incident:
     """The incident after a command. Unknown words in its data are ignored; missing ones are errors."""
     data, at = command.data, command.at
@@ -109,10 +115,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= {"run": None, "held_by": None, "p0_since": None}
             change["closed_why"] = _by_person("merged", command)
         case CommandKind.jobs_hit:
-            # The first list replaces the estimate. A later run's list, such as at the node's return, is added
-            # to it.
-            before = incident.jobs_hit if incident.jobs_hit_final else ()
-            change |= {"jobs_hit": tuple(sorted({*before, *data["jobs"]})), "jobs_hit_final": True}
+            change |= {"jobs_hit": jobs_listed(incident, data["jobs"]), "jobs_hit_final": True}
             change["drained_at"] = incident.drained_at or at
             if incident.state is IncidentState.open:  # its plan is being carried out now
                 change["state"] = IncidentState.mitigating

@@ -153,6 +153,28 @@ def test_a_job_that_crashes_between_the_list_and_its_requeue_is_revived_as_the_s
     assert len(site.ledger.tables.requeues) == 1
 
 
+def test_people_and_owner_read_that_a_job_stays_on_the_dead_gpu_when_its_restarts_are_used_up() -> None:
+    """It came to the node a moment before the drain, so no picture that the detector has seen shows it."""
+    site = site_of(settings=guards(requeues_per_job=0))
+    jobs: list[str] = []
+
+    def start(where: str) -> None:
+        if where == "started:drain":
+            jobs.append(site.slurm.add_job(required=[NODE]))
+
+    site.on_checkpoint = start
+    run = lose(site)
+    (job,) = jobs
+    assert (job_of(site, job).state, last(site, run, f"requeue:{job}").data["guard"]) == (
+        "RUNNING",
+        "requeue_cap",
+    )
+    why = f"Not restarted: Job {job} was requeued 0 times in 24 h, limit 0."
+    (message,) = [one for one in site.ledger.tables.messages.values() if one.id.endswith(":notify")]
+    assert f"Affected jobs: {job}\n{why}" in message.text
+    assert why in job_of(site, job).admin_comment
+
+
 def test_the_third_restart_in_a_day_is_refused_also_when_it_is_a_revival() -> None:
     site, job = crashed(settings=guards(requeues_per_job=0))
     run = lose(site)

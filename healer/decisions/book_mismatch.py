@@ -39,12 +39,10 @@ from healer.model.gate import CLOCKS_DIFFER, is_held_after_launch
 from healer.model.node import Drift, DriftKind, Repair
 from healer.model.run import is_our_note, run_id
 from healer.model.slurm import (
-    is_empty_reason,
     is_our_reservation,
     is_ours,
     is_out_for,
     our_reservation,
-    slurm_kind,
 )
 from healer.text import Said, say
 
@@ -204,12 +202,10 @@ def _why_over(slot: Slot, facts: GateFacts, shown: SlurmSnapshot, now: datetime)
 
 
 def _is_back(node: SlurmNode, snapshot: SlurmSnapshot) -> bool:
-    """healer's drain is lifted. A node that is DOWN without a person's reason is not back, because healer may
-    have requested a reboot, or Slurm itself set it DOWN; nor is a node in healer's own tests."""
-    down = node.held and (
-        is_ours(node.reason) or is_empty_reason(node.reason) or bool(slurm_kind(node.reason))
-    )
-    return not down and our_reservation(snapshot, node.name) is None
+    """Nothing keeps the node out: a person resumed it. A node that is DOWN is not back: healer may have
+    requested a reboot, which takes every drain away, or Slurm or a person set it DOWN; nor is a node in
+    healer's own tests."""
+    return not node.held and our_reservation(snapshot, node.name) is None
 
 
 def left_slot(facts: GateFacts, node: str, run: str) -> Slot | None:

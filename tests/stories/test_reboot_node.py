@@ -131,6 +131,20 @@ def test_a_node_that_slurm_gave_up_and_that_never_boots_asks_a_person_and_stays_
     assert site.scheduler.writes.count("reboot") == 1
 
 
+def test_a_person_who_drains_the_node_while_it_reboots_has_resumed_nothing() -> None:
+    """The boot takes their drain away too: the node is DOWN, with their reason."""
+    site, _ = asked()
+    site.run_for(10)
+    site.slurm.person_drain(NODE, "board swap", "ann")
+    site.run_for(120)
+    node = site.node(1)
+    assert (node.base, node.drain) == ("DOWN", False) and node.reason.startswith("board swap")
+    assert not site.ledger.tables.vetoes and site.audited("node.vetoed") == 0
+    site.slurm.resume(NODE)
+    site.run_for(20)
+    assert [veto.node for veto in site.ledger.tables.vetoes] == [NODE]
+
+
 def test_cancelled_reboot_asks_a_person() -> None:
     site, run = asked()
     site.on_checkpoint = lambda where: site.slurm.cancel_reboot(NODE) if where == "done:reboot" else None

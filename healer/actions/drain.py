@@ -216,21 +216,29 @@ def _undo_drain(ctx: Context) -> Result:
     if not node.drain or not (half or is_ours(node.reason, ctx.run.incident or ctx.run.id)):
         if node.drain and is_ours(node.reason):  # another incident's drain stays, and so does its slot
             return Done(say("actions.drain_done_other", reason=node.reason))
-        if ctx.asked:  # a worker lifted it and died before it released the slot
-            ctx.claim.release_slot("the drain was undone")
-        return Done(say("actions.drain_gone"))
+        # Asked for before: a worker lifted it and died before it released the slot.
+        return _given_back(ctx, node, say("actions.drain_gone"), frees=ctx.asked)
     if not half and (holder := holder_of(node, last_drain_reason(ctx.log))):  # they added to our reason
-        return Done(say("actions.lift_holder", holder=holder, node=node.name, reason=node.reason))
+        text = say("actions.lift_holder", holder=holder, node=node.name, reason=node.reason)
+        return _given_back(ctx, node, text, frees=False)
     if _drained_before(ctx):
         return Done(say("actions.drain_done", reason=node.reason))
     ctx.fence()
     if (reason := _taken_over(ctx)) is not None:
         ctx.tools.scheduler.drain(ctx.node, reason)  # not only ours: Slurm had drained it before (law 5)
-        ctx.claim.release_slot("the drain was undone")
-        return Done(_held_by_slurm(ctx.node, reason))
+        return _given_back(ctx, node, _held_by_slurm(ctx.node, reason))
     _lift_drain(ctx, node)
-    ctx.claim.release_slot("the drain was undone")
-    return Done(say("actions.drain_undone"))
+    return _given_back(ctx, node, say("actions.drain_undone"))
+
+
+def _given_back(ctx: Context, node: SlurmNode, text: Said, *, frees: bool = True) -> Done:
+    """The drain is not healer's any more, so its note does not stay. The slot does until the node returns,
+    if somebody else keeps it out."""
+    ctx.fence()
+    clear_note(ctx.tools.scheduler, node)
+    if frees:
+        ctx.claim.release_slot("the drain was undone")
+    return Done(text)
 
 
 DRAIN = Action(probe=_probe_drain, do=_do_drain, verify=_verify_drain, undo=_undo_drain)

@@ -3,8 +3,12 @@
 import json
 from typing import Any
 
-from healer.model import Message, RunState, SlurmCall
+import pytest
+
+from healer.model import LogEntry, Message, RunState, SlurmCall, StepEvent
+from healer.playbooks.advance import UNDO
 from healer.ports.scheduling import NotAvailable, SchedulerUnavailable
+from healer.text import NO_WORDS
 from tests.support.loop import LOST, Site, name
 from tests.support.under_test import Written
 
@@ -113,6 +117,24 @@ def test_other_programs_find_the_incident_beside_the_drain_until_the_node_is_bac
     site.ask("resume", 1)
     site.run_for(10)
     assert site.node(1).in_service and site.node(1).extra == ""
+
+
+@pytest.mark.parametrize("theirs", [None, "dead PSU", "{ours} dead PSU"], ids=["healer's", "ann's", "both's"])
+def test_a_run_that_is_rolled_back_leaves_no_note(theirs: str | None) -> None:
+    site = faulty(Site(10))
+    assert site.node(1).extra and site.ledger.tables.slots
+    reason = theirs.format(ours=site.node(1).reason) if theirs else ""
+    if theirs:
+        site.slurm.person_drain(NODE, reason, "ann")
+    (run,) = site.runs
+    entry = LogEntry(run=run.id, at=site.now, epoch=99, step=UNDO, event=StepEvent.done, text=NO_WORDS)
+    site.ledger.tables.log[run.id].append(entry)
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(run.id, RunState.running, why=NO_WORDS, at=site.now)
+    site.run_for(10)
+    assert site.runs[0].state is RunState.undone
+    node = site.node(1)
+    assert (node.drain, node.reason, node.extra) == (bool(theirs), reason, "")
 
 
 def test_existing_reason_is_not_overwritten() -> None:

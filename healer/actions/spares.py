@@ -36,6 +36,8 @@ def _hand_over(ctx: Context, kept: Spares, job: SlurmJob, node: str) -> Again:
         return _no_spare(say("actions.spare_no_reservation", name=kept.reservation))
     if lost.name in held.nodes:
         return _read_back(ctx, held, node)
+    if lost.in_service:  # a person has resumed it; among the spares it would be the next one
+        return _no_spare(say("actions.spare_not_lost", node=lost.name))
     chosen = _nearest(ctx, seen, lost, job)
     if chosen is None:
         return _no_spare(say("actions.spare_none_left", name=kept.reservation, node=lost.name))

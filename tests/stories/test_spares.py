@@ -62,6 +62,21 @@ def test_without_a_spare_the_job_waits_like_any_other() -> None:
     assert any("No spare in spares matches gpu0001" in one.text for one in site.log(run.id))
 
 
+def test_a_node_that_a_person_resumes_during_the_requeue_is_not_put_among_the_spares() -> None:
+    """It would be handed over to the next job, with its dead GPU."""
+    site, job = with_spares()
+
+    def resume(where: str) -> None:
+        if where == f"performed:requeue:{job}" and site.node(1).drain:
+            site.slurm.resume(NODE)
+
+    site.on_checkpoint = resume
+    run = lose(site)
+    assert reserved(site) == (name(9), name(10))
+    assert "gpu0001 is in service again: no spare replaces it" in [one.text for one in site.log(run.id)]
+    assert (job_of(site, job).state, job_of(site, job).restarts) == ("RUNNING", 1)
+
+
 def test_a_spare_that_slurm_does_not_let_go_holds_nothing_up() -> None:
     error = SchedulerRefused("Requested nodes are busy", 2016)
     site, job = with_spares(lambda slurm: Lacking(slurm, error, "change_reservation"))

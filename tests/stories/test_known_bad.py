@@ -91,6 +91,17 @@ def test_a_job_that_is_kept_off_a_known_bad_node_starts_at_once_too() -> None:
     assert (shown.state, shown.nodes, shown.restarts) == ("RUNNING", (name(3),), 1)
 
 
+def test_a_job_that_slurm_has_not_looked_at_again_is_not_said_to_start() -> None:
+    """Slurm shows no reason yet, and there is no room: it may wait for hours."""
+    site, job = bad_in_service()
+    equip(site.driver, scheduler=cast(Scheduler, Reasonless(site.slurm)))
+    site.run_for(20)
+    assert job_of(site, job).state == "PENDING"
+    (run,) = [one for one in site.runs if one.by == "ann"]
+    said = site.log(run.id, "requeue")[-1].text
+    assert said == f"Job {job} was requeued (restart 1) and waits for Slurm's next scheduling pass"
+
+
 def test_job_that_starts_on_a_known_bad_node_is_hit_too() -> None:
     site, _ = bad_in_service()
     taken = site.slurm.add_job(required=[BAD])

@@ -43,7 +43,7 @@ def drained(story: Story, jobs: tuple[str, ...]) -> None:
                 2410,
                 f"requeue:{job}",
                 "done",
-                f"Job {job} was requeued (restart 1) and starts at Slurm's next scheduling pass",
+                f"Job {job} was requeued (restart 1) and waits for Slurm's next scheduling pass",
                 1,
             ),
         ]

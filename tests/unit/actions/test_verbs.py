@@ -464,7 +464,7 @@ def test_people_read_of_each_job_hit_whether_it_was_restarted() -> None:
         event=StepEvent.done,
         at=START,
         epoch=1,
-        text="Job 4711 was requeued (restart 1) and starts at Slurm's next scheduling pass",
+        text="Job 4711 was requeued (restart 1) and waits for Slurm's next scheduling pass",
     )
     desk = Desk(incident=msgspec.structs.replace(INCIDENT, jobs_hit=("4711", "4712")), log=(requeued,))
     desk.act(VERBS[Verb.ticket])

@@ -287,10 +287,6 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     return allow(Guard.approval, say("decisions.no_approval_needed"))
 
 
-#: Reservations with these flags: Slurm itself replaces a node that is taken out.
-_REPLACED = frozenset({"REPLACE", "REPLACE_DOWN"})
-
-
 def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """Guard `reserved`: for a job the spares, for a node the reservation that needs it.
 
@@ -337,7 +333,7 @@ def _reservation_of(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: date
         and not reservation.maintenance
         and not is_our_reservation(reservation)
         and not (spares is not None and reservation.name == spares.reservation)
-        and _REPLACED.isdisjoint(reservation.flags)
+        and not reservation.replaces
         and reservation.is_soon(now)
     ]
     last = datetime.max.replace(tzinfo=now.tzinfo)

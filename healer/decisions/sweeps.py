@@ -231,8 +231,11 @@ _FAR = 99
 
 
 def free_spares(snapshot: SlurmSnapshot, settings: GuardSettings) -> list[SlurmNode]:
-    """Nodes of the spares' reservation that could be handed over now: idle, in service, not protected."""
+    """Nodes of the spares' reservation that could be handed over now: idle, in service, not protected. None
+    where Slurm replaces them itself: it refuses the change."""
     held = snapshot.reservations.get(settings.spares.reservation) if settings.spares else None
+    if held is not None and held.replaces:
+        return []
     kept = (snapshot.nodes.get(name) for name in (held.nodes if held else ()))
     return [node for node in kept if node is not None and _is_free(node, settings)]
 

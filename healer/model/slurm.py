@@ -458,6 +458,11 @@ class Reservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     until: datetime | None = None
     flags: tuple[str, ...] = ()
 
+    @property
+    def replaces(self) -> bool:
+        """Slurm itself replaces a node that is taken out, and refuses a list of nodes from anyone else."""
+        return not {"REPLACE", "REPLACE_DOWN"}.isdisjoint(self.flags)
+
     def is_on(self, at: datetime) -> bool:
         """It is in effect. Sites announce the maintenance of all nodes weeks ahead."""
         return (self.since is None or self.since <= at) and (self.until is None or self.until > at)

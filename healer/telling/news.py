@@ -319,9 +319,11 @@ def _nodes(names: Sequence[str]) -> Said:
     return say("telling.nodes", nodes=name_some(names, _NAMED_MAX) or say("telling.none"))
 
 
-def notify_message(incident: Incident, kind: str = "opened") -> Message:
-    """For rules whose remedy is `notify`. P0 and P1 page."""
-    lines = verdict_sentence(incident), _nodes(sorted(incident.nodes)), say("telling.only_told")
+def notify_message(incident: Incident, kind: str = "opened", *, acts: bool = False) -> Message:
+    """For rules whose remedy is `notify`. P0 and P1 page. `acts`: the rule also starts or proposes a
+    playbook."""
+    only_told = () if acts else (say("telling.only_told"),)
+    lines = verdict_sentence(incident), _nodes(sorted(incident.nodes)), *only_told
     pages = incident.severity in {Severity.P0, Severity.P1}
     return _of_incident(incident, kind, _title_at_root(incident), lines, incident.severity, page=pages)
 

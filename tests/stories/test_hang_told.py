@@ -55,6 +55,8 @@ def test_as_shipped_the_playbook_is_proposed_and_nothing_is_done() -> None:
     (run,) = site.runs
     assert (run.playbook, run.job, run.node, run.state) == ("hang", job, None, RunState.proposed)
     assert run.input["restarts"] == 0 and site.log(run.id) == [] and job_of(site, job).restarts == 0
+    (message,) = site.ledger.tables.messages.values()
+    assert "healer takes no action" not in message.text, "a run waits for whoever reads it"
 
 
 def test_a_person_lets_it_go_and_by_that_agrees_to_the_restart() -> None:

@@ -210,8 +210,33 @@ def _lift_drain(ctx: Context, node: SlurmNode) -> None:
     ctx.tools.scheduler.undrain(node.name)
 
 
+#: After these a node is DOWN, with healer's reason.
+_TAKES_DOWN = frozenset({Verb.reboot, Verb.power_cycle, Verb.down})
+
+
+def _undo_down(ctx: Context, node: SlurmNode) -> Result | None:
+    """Returns a node that this run's own reboot left DOWN: with no more than its drain lifted it would stay
+    so, with healer's reason. None: it is not so, or Slurm or somebody else keeps it out as well."""
+    taken = any(entry.data.get("verb") in _TAKES_DOWN for entry in ctx.log)
+    ours = node.base == "DOWN" and is_ours(node.reason, ctx.run.incident or ctx.run.id)
+    if not (taken and ours) or _drained_before(ctx) or _taken_over(ctx) is not None:
+        return None
+    if holder_of(node, last_drain_reason(ctx.log)):
+        return None
+    if NOT_YET.intersection(node.state):
+        return Again(say("actions.lift_state", node=node.name, state="+".join(node.state)), 5.0)
+    ctx.fence()
+    if "NOT_RESPONDING" in node.state:
+        _lift_drain(ctx, node)
+    else:
+        ctx.tools.scheduler.resume(node.name)
+    return _given_back(ctx, node, say("actions.drain_undone"))
+
+
 def _undo_drain(ctx: Context) -> Result:
     node = read_node(ctx)
+    if (up := _undo_down(ctx, node)) is not None:
+        return up
     half = ctx.asked and node.base == "DOWN" and node.reason == _AWAY  # a worker died within `_lift_drain`
     if not node.drain or not (half or is_ours(node.reason, ctx.run.incident or ctx.run.id)):
         if node.drain and is_ours(node.reason):  # another incident's drain stays, and so does its slot

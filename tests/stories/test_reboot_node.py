@@ -4,9 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from healer.model import Remedy, RemedyUse, RunState, SlurmNode, StepEvent
+from healer.model import LogEntry, Remedy, RemedyUse, RunState, SlurmNode, StepEvent
+from healer.playbooks.advance import UNDO
 from healer.ports.scheduling import SchedulerUnavailable
-from healer.text import quoted
+from healer.text import NO_WORDS, quoted
 from tests.support.loop import START, Crash, later, name
 from tests.support.under_test import TestSite
 
@@ -143,6 +144,26 @@ def test_a_person_who_drains_the_node_while_it_reboots_has_resumed_nothing() -> 
     site.slurm.resume(NODE)
     site.run_for(20)
     assert [veto.node for veto in site.ledger.tables.vetoes] == [NODE]
+
+
+@pytest.mark.parametrize("moment", ["started:reboot", "done:reboot", "started:reserve"])
+def test_a_roll_back_during_or_after_the_boot_returns_the_node(moment: str) -> None:
+    """The reboot leaves it DOWN. It stayed so when only the drain was lifted, with healer's reason."""
+    site, run = asked()
+    site.on_checkpoint = lambda where: site.pause() if where == moment else None
+    site.run_for(20 if moment == "done:reboot" else 90)
+    assert "reboot" in site.scheduler.writes or moment == "started:reboot"
+    entry = LogEntry(run=run, at=site.now, epoch=99, step=UNDO, event=StepEvent.done, text=NO_WORDS)
+    site.ledger.tables.log[run].append(entry)
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(run, RunState.running, why=NO_WORDS, at=site.now)
+    site.on_checkpoint = lambda _: None
+    site.end_pause()
+    site.run_for(120)
+    assert site.run_named(run).state is RunState.undone, site.run_named(run).question
+    node = site.node(1)
+    assert (node.in_service, node.reason, node.extra) == (True, "", "")
+    assert site.ledger.tables.slots == {} and site.ledger.tables.vetoes == []
 
 
 def test_cancelled_reboot_asks_a_person() -> None:

@@ -50,7 +50,7 @@ PARTITION_FIELDS = (
 #: The gate reads the remedies of a day, and each must be a span of time.
 _HOURS_MAX = {"repeat_h": 24, "veto_h": 8760}
 #: An older snapshot of Slurm says nothing about now.
-_STALE_MAX_S = 3600
+_STALE_MAX_S = 86400
 #: Of seconds eleven days.
 _WATCH_MAX = 1_000_000
 #: A year: what was tested longer ago counts as never tested anyway.

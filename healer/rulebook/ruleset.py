@@ -515,7 +515,7 @@ def _check_playbook_of(
 
 def _guards(folder: _Folder, overrides: dict[str, Any]) -> dict[str, Any]:
     source = folder.optional("guards.yaml")
-    data = dict(source.mapping((), source.data))  # a copy: what is parsed is shared by all later loads
+    data = source.mapping((), source.data)
     special = {name: data.pop(name, None) for name in ("clusters", "partitions")}
     base = msgspec.structs.replace(check_guards(source.at(), data) or GuardSettings(), **overrides)
     places: list[dict[str, GuardSettings]] = []

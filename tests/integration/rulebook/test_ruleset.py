@@ -408,17 +408,6 @@ def test_a_moment_that_cannot_be_read_says_how_one_is_written(folder: Path, sinc
     assert said.endswith("(such as 2026-11-20T08:00:00Z or 2026-11-20T09:00:00+01:00)")
 
 
-def test_guards_of_a_cluster_are_still_there_when_another_file_changes(folder: Path) -> None:
-    """Unchanged files are parsed once in a process: what one load does to their data, all later ones see."""
-    edit(folder, "guards.yaml", "clusters: {}", "clusters: {pod2: {protected: [gpu01]}}")
-    edit(folder, "guards.yaml", "partitions: {}", "partitions: {debug: {partition_share: 0.5}}")
-    before = load(folder)
-    edit(folder, "policies.yaml", "severity: P1", "severity: P2")
-    after = load(folder)
-    assert after.cluster_guards == before.cluster_guards != {}
-    assert after.partition_guards == before.partition_guards != {}
-
-
 def test_guards_of_a_cluster_fall_back_to_the_others_and_to_the_settings(folder: Path) -> None:
     edit(folder, "guards.yaml", "clusters: {}", "clusters: {pod2: {max_nodes: 4}}")
     edit(folder, "guards.yaml", "partitions: {}", "partitions: {debug: {partition_share: 0.5}}")

@@ -231,12 +231,12 @@ class Fleet:
         with self._lock:
             asked = time.monotonic()
             if asked > self.fresh_until:
-                self.latest, self.fresh_until = self._read(), asked + _FRESH_S
+                found = self._services.queries.clusters.snapshots()
+                self.latest, self.fresh_until = self._served(found), asked + _FRESH_S
             return self.latest
 
-    def _read(self) -> dict[str, SlurmSnapshot]:
-        services = self._services
-        served, found = services.clusters or (services.cluster,), services.queries.clusters.snapshots()
+    def _served(self, found: dict[str, SlurmSnapshot]) -> dict[str, SlurmSnapshot]:
+        served = self._services.clusters or (self._services.cluster,)
         return {name: snapshot for name, snapshot in found.items() if name in served}
 
     async def current(self) -> dict[str, SlurmSnapshot]:
@@ -256,5 +256,5 @@ class Fleet:
 
     async def _renew(self) -> None:
         asked = time.monotonic()
-        found = await self._reach.ask(self._read)
-        self.latest, self.fresh_until = found, asked + _FRESH_S
+        found = await self._reach.ask(self._services.queries.clusters.snapshots)
+        self.latest, self.fresh_until = self._served(found), asked + _FRESH_S

@@ -72,12 +72,8 @@ def test_without_a_spare_a_person_is_asked_and_nothing_is_taken() -> None:
     assert over(site, run) == ["begin", "spare"]
 
 
-@pytest.mark.parametrize("flag", ["REPLACE", "REPLACE_DOWN"])
-def test_no_job_is_requeued_for_a_spare_that_slurm_does_not_give(flag: str) -> None:
-    """Slurm refuses a list of nodes for such a reservation (seen on 22.05): it chooses them itself."""
-    site, job = with_spare()
-    site.slurm.unreserve("spares")
-    site.slurm.reserve(Reservation(name="spares", nodes=(SPARE,), users=("root",), flags=(flag,)))
+def finds_no_spare(site: TestSite, job: str) -> None:
+    """A person asks for the swap: it ends before it takes anything."""
     site.look()
     run = site.ask(PLAYBOOK, 1)
     site.run_for(5)
@@ -86,6 +82,15 @@ def test_no_job_is_requeued_for_a_spare_that_slurm_does_not_give(flag: str) -> N
     state, question = state_of(site, run)
     assert state is RunState.stuck and f"No free spare in spares matches {NODE}" in question
     assert not site.node(1).drain and job_of(site, job).restarts == 0
+
+
+@pytest.mark.parametrize("flag", ["REPLACE", "REPLACE_DOWN"])
+def test_no_job_is_requeued_for_a_spare_that_slurm_does_not_give(flag: str) -> None:
+    """Slurm refuses a list of nodes for such a reservation (seen on 22.05): it chooses them itself."""
+    site, job = with_spare()
+    site.slurm.unreserve("spares")
+    site.slurm.reserve(Reservation(name="spares", nodes=(SPARE,), users=("root",), flags=(flag,)))
+    finds_no_spare(site, job)
 
 
 def test_a_job_in_a_reservation_of_its_own_is_left_at_work() -> None:
@@ -98,13 +103,7 @@ def test_a_job_in_a_reservation_of_its_own_is_left_at_work() -> None:
     job = site.slurm.add_job(nodes=4, comment=OPT_IN, reservation="team", user="root")
     site.look()
     assert job_of(site, job).nodes == team.nodes
-    run = site.ask(PLAYBOOK, 1)
-    site.run_for(5)
-    saves(site, job, step=7)
-    site.run_for(30)
-    state, question = state_of(site, run)
-    assert state is RunState.stuck and f"No free spare in spares matches {NODE}" in question
-    assert not site.node(1).drain and job_of(site, job).restarts == 0
+    finds_no_spare(site, job)
 
 
 def test_a_spare_that_went_to_another_meanwhile_is_missed_before_the_drain() -> None:

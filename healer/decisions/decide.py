@@ -98,7 +98,7 @@ def decide(
     if active is None and plans and now - incident.opened < PLANS_AFTER:
         return None
     if why := (
-        _why_unexplained(incident, playbook, active)
+        _why_unexplained(incident, rule, playbook, facts, rules, active)
         or _why_nothing_planned(incident, rule, playbook)
         or _why_not_asked(incident, playbook, facts, active)
     ):
@@ -118,7 +118,7 @@ def _without_playbook(
     """The decision for a rule without a playbook: nothing, or the ticket that the incident asks for once it
     lasts and the rule may act alone."""
     wants = Remedy.ticket in incident.remedy and not incident.plan
-    mode = facts.modes.get(rule.name) or rules.mode_of(rule)
+    mode = _mode_of(rule, facts, rules)
     if not wants or mode is not Mode.auto or now - incident.opened < PLANS_AFTER:
         return _decide_nothing(incident, None, say("decisions.no_playbook", rule=rule.name), now)
     if why := _why_not_now(incident, rule, now):
@@ -161,12 +161,22 @@ def _why_not_asked(
     return None
 
 
-def _why_unexplained(incident: Incident, playbook: Playbook | None, active: Run | None) -> Said | None:
-    """Law 4: unknown is never bad, also for a rule that takes every code. A person may say otherwise."""
-    is_approved = active is not None and active.approved_by is not None
-    if incident.fault_class is not FaultClass.unknown or playbook is None or is_approved:
+def _why_unexplained(
+    incident: Incident,
+    rule: Rule,
+    playbook: Playbook | None,
+    facts: GateFacts,
+    rules: Ruleset,
+    active: Run | None,
+) -> Said | None:
+    """Law 4: unknown is never bad, also for a rule that takes every code. A person may say otherwise, and is
+    asked in the modes in which nothing happens without them."""
+    if incident.fault_class is not FaultClass.unknown or playbook is None or takes_nothing(playbook):
         return None
-    return None if takes_nothing(playbook) else say("decisions.meaning_unknown", fault=incident.fault)
+    is_approved = active is not None and active.approved_by is not None
+    if is_approved or _mode_of(rule, facts, rules) in {Mode.suggest, Mode.approve}:
+        return None
+    return say("decisions.meaning_unknown", fault=incident.fault)
 
 
 def _why_nothing_planned(incident: Incident, rule: Rule, playbook: Playbook | None) -> Said | None:
@@ -187,6 +197,11 @@ def _job_of(incident: Incident, playbook: Playbook | None) -> str | None:
     return incident.root.job if playbook is not None and playbook.target == "job" else None
 
 
+def _mode_of(rule: Rule, facts: GateFacts, rules: Ruleset) -> Mode:
+    """The mode set while running, else that of the files."""
+    return facts.modes.get(rule.name) or rules.mode_of(rule)
+
+
 def _proposal(
     incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime, active: Run | None
 ) -> Proposal:
@@ -205,7 +220,7 @@ def _proposal(
         rule=rule.name,
         playbook=rule.playbook or "",
         remedy=_remedy_of(playbook) or next_remedy(incident, rule, facts, rules, now),
-        mode=facts.modes.get(rule.name) or rules.mode_of(rule),
+        mode=_mode_of(rule, facts, rules),
         unusable=is_proven_unusable(incident),
         fatal=is_proven_fatal(incident),
         doubt=incident.doubt,

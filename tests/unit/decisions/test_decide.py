@@ -104,6 +104,17 @@ class TestNothingToDo:
         approved = made(about=about, active=run(RunState.proposed, approved_by="ann"))
         assert approved.outcome is not Outcome.nothing
 
+    @pytest.mark.parametrize("mode", [Mode.suggest, Mode.approve])
+    def test_a_rule_in_which_a_person_decides_still_asks_about_an_unexplained_code(self, mode):
+        about = incident(fault="xid-unknown", fault_class=FaultClass.unknown)
+        rule = msgspec.structs.replace(GPU_LOST, mode=mode)
+        asked = made(about=about, rule=rule, site=rules(rules=(rule,)))
+        assert (asked.outcome, asked.playbook) == (Outcome.held, rule.playbook)
+        waiting = made(
+            about=about, rule=rule, site=rules(rules=(rule,)), active=run(RunState.waiting_approval)
+        )
+        assert waiting.outcome is Outcome.held
+
     def test_no_node(self):
         about = incident(root=Component(cluster=CLUSTER, switch="leaf01"))
         assert made(about=about).outcome is Outcome.nothing

@@ -112,11 +112,17 @@ class CommandTx(WalkTx, Protocol):
     def save_rule_mode(self, rule: str, mode: Mode, *, by: str, reason: str, at: datetime) -> None: ...
 
     def proof(
-        self, rule: str, most: int, *, texts: Mapping[str, str], review: tuple[str, Review] | None = None
+        self,
+        rule: str,
+        most: int,
+        *,
+        texts: Mapping[str, str],
+        former: Mapping[str, str],
+        review: tuple[str, Review] | None = None,
     ) -> Proof:
         """The outcomes of the rule's newest `most` judged incidents, with the reviews that the detector has
-        not taken yet. `texts`: the present text of rules. `review`: an incident, and a person's review of it
-        that is not sent yet.
+        not taken yet. `texts`: the present text of rules, `former`: as older versions stored it. `review`: an
+        incident, and a person's review of it that is not sent yet.
         """
         ...
 

@@ -392,9 +392,15 @@ class MemoryTx:
         self.undo.put(self._tables.modes_by, rule, by)
 
     def proof(
-        self, rule: str, most: int, *, texts: Mapping[str, str], review: tuple[str, Review] | None = None
+        self,
+        rule: str,
+        most: int,
+        *,
+        texts: Mapping[str, str],
+        former: Mapping[str, str],
+        review: tuple[str, Review] | None = None,
     ) -> Proof:
-        """`texts` is ignored: replays are no proof here."""
+        """`texts` and `former` are ignored: replays are no proof here."""
         of_rule = [incident for incident in self._tables.incidents.values() if incident.rule == rule]
         of_rule.sort(key=lambda incident: incident.opened, reverse=True)
         pending = [command for command in self._tables.commands if command.kind is CommandKind.review]

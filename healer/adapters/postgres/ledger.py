@@ -445,10 +445,17 @@ class PostgresTx:
         self.conn.execute(upsert(rule_modes, {"rule": rule}, values))
 
     def proof(
-        self, rule: str, most: int, *, texts: Mapping[str, str], review: tuple[str, Review] | None = None
+        self,
+        rule: str,
+        most: int,
+        *,
+        texts: Mapping[str, str],
+        former: Mapping[str, str],
+        review: tuple[str, Review] | None = None,
     ) -> Proof:
         pending = inbox_rows.pending_reviews(self.conn) | dict([review] if review else ())
-        return rule_rows.proofs(self.conn, most, rules=[rule], now=pending, texts=texts).get(rule, Proof())
+        found = rule_rows.proofs(self.conn, most, rules=[rule], now=pending, texts=texts, former=former)
+        return found.get(rule, Proof())
 
     def save_reference(self, reference: Reference) -> None:
         node_rows.save_reference(self.conn, reference)

@@ -206,18 +206,20 @@ def proofs(
     rules: Sequence[str] | None = None,
     now: Mapping[str, Review] | None = None,
     texts: Mapping[str, str] | None = None,
+    former: Mapping[str, str] | None = None,
 ) -> dict[str, Proof]:
     """By rule: right and wrong among its newest `most` judged incidents; rules without one are left out.
     `now`: by incident, reviews that the detector has not stored yet.
 
-    `texts`: the current texts of rules (`Ruleset.texts`). A text that was proven by a replay counts only the
-    incidents that it opened, in the replay and since it is in force.
+    `texts`: the current texts of rules (`Ruleset.texts`), `former`: as older versions stored them. A text
+    that was proven by a replay counts only the incidents that it opened, in the replay and since it is in
+    force.
     """
     judged = sa.select(incidents.c.rule, incidents.c.opened, outcome(now).label("right")).where(
         incidents.c.doc["merged_into"].astext.is_(None), matches(incidents.c.rule, rules)
     )
-    for rule, digest in _by_replay(conn, rules, texts or {}):
-        judged = judged.where(sa.or_(incidents.c.rule != rule, _as_edited(rule, digest)))
+    for rule, digests in _by_replay(conn, rules, texts or {}, former or {}).items():
+        judged = judged.where(sa.or_(incidents.c.rule != rule, _as_edited(rule, digests)))
     judged_rows = judged.subquery()
     ranked = (
         sa.select(
@@ -243,26 +245,36 @@ def proofs(
 
 
 def _by_replay(
-    conn: sa.Connection, rules: Sequence[str] | None, texts: Mapping[str, str]
-) -> list[tuple[str, str]]:
-    """(rule, digest) of rules whose current text was proven by a replay."""
+    conn: sa.Connection, rules: Sequence[str] | None, *versions: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Rules whose current text was proven by a replay, and the digests of that text. `versions`: the digests
+    of the current texts as this version and older ones make them. A replay keeps that of its time."""
     table = replay_proofs.c
-    query = sa.select(table.rule, table.digest).where(matches(table.rule, rules)).distinct()
-    found = [(row.rule, row.digest) for row in conn.execute(query)]
-    return [(rule, digest) for rule, digest in found if texts.get(f"rule/{rule}") == digest]
+    proven = set(
+        conn.execute(sa.select(table.rule, table.digest).where(matches(table.rule, rules)).distinct())
+    )
+    digests_by_rule = {
+        rule: [texts[f"rule/{rule}"] for texts in versions if f"rule/{rule}" in texts]
+        for rule in sorted({row.rule for row in proven})
+    }
+    return {
+        rule: digests
+        for rule, digests in digests_by_rule.items()
+        if any((rule, digest) in proven for digest in digests)
+    }
 
 
-def _as_edited(rule: str, digest: str) -> sa.ColumnElement[bool]:
+def _as_edited(rule: str, digests: Sequence[str]) -> sa.ColumnElement[bool]:
     """Whether this text of the rule opened the incident: in the replay, or since it is in force here."""
     replayed = sa.select(replay_proofs.c.incident).where(
-        replay_proofs.c.rule == rule, replay_proofs.c.digest == digest
+        replay_proofs.c.rule == rule, replay_proofs.c.digest.in_(digests)
     )
     since = (
         sa.select(sa.func.min(rule_texts.c.since))
         .where(
             rule_texts.c.cluster == incidents.c.cluster,
             rule_texts.c.name == f"rule/{rule}",
-            rule_texts.c.digest == digest,
+            rule_texts.c.digest.in_(digests),
         )
         .scalar_subquery()
     )

@@ -68,7 +68,14 @@ def save(api: Api, *those: Incident) -> list[str]:
 def counted(api: Api, texts: dict[str, str] | None = None) -> Proof:
     with api.engine.connect() as conn:
         proven_texts = RULES.texts if texts is None else texts
-        return proofs(conn, 30, rules=["gpu-lost"], texts=proven_texts).get("gpu-lost", Proof())
+        found = proofs(
+            conn,
+            30,
+            rules=["gpu-lost"],
+            texts=proven_texts,
+            former=RULES.former_texts if texts is None else {},
+        )
+        return found.get("gpu-lost", Proof())
 
 
 def prove(served: Served, name: str, role: str = "admin", **more: Any) -> httpx.Response:
@@ -226,10 +233,11 @@ def test_one_outcome_counts_once_and_a_later_review_counts_for_what_it_says(serv
     assert (data["right"], data["wrong"], data["reason"]) == (3, 0, "reviewed with its replay")
 
 
-def test_incidents_since_the_edit_count_for_the_proof_too(served: Served) -> None:
+@pytest.mark.parametrize("digest", [DIGEST, RULES.former_texts["rule/gpu-lost"]])
+def test_incidents_since_the_edit_count_for_the_proof_too(served: Served, digest: str) -> None:
     api, _ = served
     old = save(api, *(judged(number) for number in range(100, 103)))
-    name = finished(served, old)
+    name = finished(served, old, digest=digest)
     assert prove(served, name).status_code == 200
     with api.engine.begin() as conn:
         row = {"cluster": CLUSTER, "name": "rule/gpu-lost", "digest": DIGEST, "left": 0}
@@ -261,13 +269,15 @@ def test_rehearsal_that_proves_nothing_is_refused_with_the_reason(served: Served
     assert prove(served, "none").status_code == 404
 
 
-def test_a_changed_rule_keeps_auto_by_what_it_would_open_now(served: Served) -> None:
-    """Two false alarms end mode auto; not where the rule as edited opened neither of them."""
+@pytest.mark.parametrize("version", ["texts", "former_texts"])
+def test_a_changed_rule_keeps_auto_by_what_it_would_open_now(served: Served, version: str) -> None:
+    """Two false alarms end mode auto; not where the rule as edited opened neither of them, also if it was
+    proven before an upgrade of healer."""
     api, client = served
     rules = api.rules = msgspec.structs.replace(api.rules, default_mode=Mode.auto)
     good = save(api, judged(10), judged(11))
     bad = save(api, judged(1, Review.false_alarm), judged(2, None))
-    prove(served, finished(served, good, bad, rules.texts["rule/gpu-lost"]))
+    prove(served, finished(served, good, bad, getattr(rules, version)["rule/gpu-lost"]))
     review = {"review": "false_alarm", "reason": "a cable"}
     headers = api.headers("responder")
     client.post(f"/api/v1/incidents/{bad[1]}/review", json=review, headers=headers)

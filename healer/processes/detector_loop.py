@@ -168,7 +168,7 @@ class Detector:
         rules = self._parts.rules()
         due = self._trials and is_due(self._noted_at, TRIALS_EVERY, now)
         if due or rules.version != self._noted:
-            if not self._noted:  # this detector may be of a newer version than the last one
+            if rules.version != self._noted:  # an older version may have stored any text that comes back
                 self.ledger.rename_texts(rules.former_texts, rules.texts)
             self._trials = self.ledger.note_texts(rules.texts, rules.guards.trial_runs, now)
             self._noted, self._noted_at = rules.version, now

@@ -1,5 +1,6 @@
 """One database, a simulated Slurm, and as many detectors after each other as a test starts."""
 
+from collections.abc import Callable
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -9,7 +10,7 @@ from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents
-from healer.model import Incident, Mode
+from healer.model import Incident, Mode, Ruleset
 from healer.processes.detector_loop import Detector, DetectorParts
 from healer.sim.sim_clock import SimClock
 from healer.sim.sim_slurm import SimScheduler
@@ -39,16 +40,20 @@ class Place:
         self.snapshots.put(self.slurm.snapshot())
 
     def detector(
-        self, cleared: list[tuple[str, datetime]] | None = None, *, mode: Mode = Mode.auto
+        self,
+        cleared: list[tuple[str, datetime]] | None = None,
+        *,
+        mode: Mode = Mode.auto,
+        rules: Callable[[], Ruleset] | None = None,
     ) -> Detector:
-        rules = rules_in(mode, settle_s=0.0)
+        shipped = rules_in(mode, settle_s=0.0)
         return Detector(
             DetectorParts(
                 cluster=CLUSTER,
                 ledger=self.ledger,
                 inbox=self.inbox,
                 snapshots=self.snapshots,
-                rules=lambda: rules,
+                rules=rules or (lambda: shipped),
                 clock=self.clock,
                 wait=self.waited.append,
                 poke=self.poked.extend,

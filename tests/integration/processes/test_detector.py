@@ -22,6 +22,7 @@ from healer.model import (
     ObservationKind,
     Reference,
     Reservation,
+    Severity,
     SlurmNode,
     Trouble,
     node_kind,
@@ -66,6 +67,24 @@ def test_an_upgrade_puts_no_unchanged_rule_on_trial(place: Place) -> None:
     assert place.poked == [one.run]
     with place.engine.connect() as conn:
         assert "rules.changed" not in conn.scalars(sa.select(audit_records.c.verb)).all()
+
+
+def test_a_return_to_a_text_of_before_an_upgrade_is_no_trial(place: Place) -> None:
+    before = rules_in(Mode.auto, settle_s=0.0)
+    changed = tuple(msgspec.structs.replace(rule, severity=Severity.P2) for rule in before.rules)
+    rules = edited = msgspec.structs.replace(before, version="edited", rules=changed)
+    place.ledger.note_texts(before.former_texts, 3, START)
+    place.ledger.note_texts(edited.former_texts, 0, START)
+    detector = place.detector(rules=lambda: rules)
+    detector.once()
+    rules = before
+    place.inbox.add(lines(name(1), LOST, at=START))
+    detector.once()
+    (one,) = place.incidents()
+    assert place.poked == [one.run]
+    with place.engine.connect() as conn:
+        changes = sa.select(sa.func.count()).where(audit_records.c.verb == "rules.changed")
+        assert conn.scalar(changes) == 1  # the version before recorded the edit
 
 
 def test_detector_idles_without_signals_and_stops_on_request(place: Place) -> None:

@@ -68,10 +68,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"for_": "for"}):
 
 @dataclass(frozen=True, slots=True)
 class PlacedRule:
-    """A rule, and its place in the files."""
+    """A rule, and its place in the files. `of_silence`: it holds while no signal is known."""
 
     rule: DetectionRule
     at: Where
+    of_silence: bool = False
 
 
 def read_models(source: Source) -> tuple[GpuModel, ...]:
@@ -109,12 +110,13 @@ def read_rules(
                 check_playbook(at, entry.playbook)
                 if entry.scope in OF_DEVICES:
                     at.wrong("playbook", say("rulebook.device_no_node_people"))
-                _check_evidence(at, for_s, when)
+                _check_patience(at, for_s, when)
             if len(source.problems) == before:
                 fields = {name: getattr(entry, name) for name in entry.__struct_fields__ if name != "for_"}
                 fields |= {"for_s": for_s, "models": expanded, "threshold": str(entry.threshold)}
                 rule = DetectionRule(**fields)
-                found[entry.name] = PlacedRule(rule, at)
+                of_silence = when is not None and _of_silence(when) is True
+                found[entry.name] = PlacedRule(rule, at, of_silence)
     return list(found.values())
 
 
@@ -148,13 +150,8 @@ def _for_s(at: Where, text: str) -> float:
     return seconds
 
 
-def _check_evidence(at: Where, for_s: float, when: Expr | None) -> None:
-    """Neither one sample nor none may lead to an action."""
-    if when is None:
-        return
-    if _of_silence(when) is True:
-        at.wrong("when", say("rulebook.true_of_silence"), say("rulebook.silence_is_no_fault"))
-    if for_s >= LEAST_FOR_S or any(node.seconds >= LEAST_FOR_S for node in when.walk()):
+def _check_patience(at: Where, for_s: float, when: Expr | None) -> None:
+    if when is None or for_s >= LEAST_FOR_S or any(node.seconds >= LEAST_FOR_S for node in when.walk()):
         return
     text = say("rulebook.rule_with_playbook_hold", least_for_s=LEAST_FOR_S)
     at.wrong("for", text, say("rulebook.one_sample_alone_must"))

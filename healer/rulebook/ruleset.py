@@ -252,18 +252,22 @@ def _measured(
         check = partial(_check_playbook_of, folder, playbooks=playbooks)
         placed = read_rules(sources, catalogue.signals, models, rules, check)
         for found in placed:
-            _check_class(found, playbooks)
+            _check_taking(found, playbooks)
     detection = tuple(placed_rule.rule for placed_rule in placed)
     parts = {"catalogue": catalogue, "scrape": scrape, "gpu_models": models, "detection": detection}
     return parts, placed
 
 
-def _check_class(placed: PlacedRule, playbooks: Mapping[str, Playbook]) -> None:
-    """Only what is broken is taken out of service."""
+def _check_taking(placed: PlacedRule, playbooks: Mapping[str, Playbook]) -> None:
+    """Only what is broken is taken out of service, and nothing because nothing is known of it."""
     rule = placed.rule
     playbook = playbooks.get(rule.playbook) if rule.playbook is not None else None
-    if playbook is not None and rule.fault_class not in BROKEN and not takes_nothing(playbook):
+    if playbook is None or takes_nothing(playbook):
+        return
+    if rule.fault_class not in BROKEN:
         placed.at.wrong("playbook", say("rulebook.only_fault_class_fatal"))
+    if placed.of_silence:
+        placed.at.wrong("when", say("rulebook.true_of_silence"), say("rulebook.silence_is_no_fault"))
 
 
 def _opened(

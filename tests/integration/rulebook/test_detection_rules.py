@@ -272,6 +272,12 @@ def test_no_rule_acts_because_nothing_is_known(folder: Path, when: str, fine: bo
             load(folder, prove=False)
 
 
+def test_silence_may_start_what_takes_no_node(folder: Path) -> None:
+    change(folder, "detection/own.yaml", "gpu_temp_c > 90", "not known(gpu_temp_c)")
+    change(folder, "detection/own.yaml", "source: test", "source: test\n  playbook: collect-evidence")
+    load(folder, prove=False)
+
+
 @pytest.mark.parametrize(
     ("fault_class", "playbook", "fine"),
     [

@@ -223,8 +223,10 @@ def _undo_down(ctx: Context, node: SlurmNode) -> Result | None:
         return None
     if holder_of(node, last_drain_reason(ctx.log)):
         return None
-    if NOT_YET.intersection(node.state):
-        return Again(say("actions.lift_state", node=node.name, state="+".join(node.state)), 5.0)
+    if amiss := NOT_YET.intersection(node.state):
+        text = say("actions.lift_state", node=node.name, state="+".join(node.state))
+        # A boot ends by itself; what the node lacks does not, and no time limit ends an undo.
+        return Failed(text, final=True) if amiss == {"INVALID_REG"} else Again(text, 5.0)
     ctx.fence()
     if "NOT_RESPONDING" in node.state:
         _lift_drain(ctx, node)

@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 from healer.actions import VERBS, Again, Done, Failed
-from healer.model import Reservation, SlurmNode, Verb
+from healer.actions.base import Context
+from healer.model import LogEntry, Reservation, SlurmNode, StepEvent, Verb
 from healer.sim.sim_slurm import SimScheduler
-from tests.support.loop import CLUSTER
+from healer.text import NO_WORDS
+from tests.support.loop import CLUSTER, START
 from tests.unit.actions.test_verbs import NODE, REASON, RUN, Desk
 
 DRAIN, RESUME, UNDRAIN, DOWN, REBOOT, RESERVE = (
@@ -119,6 +121,27 @@ def test_a_worker_that_died_between_reason_and_drain_is_followed_by_one_that_lif
     DRAIN.undo(msgspec.structs.replace(desk.ctx, asked=True))
     assert not desk.slurm.node(NODE).drain
     assert len(desk.released) == 1
+
+
+def rebooted(*flags: str) -> tuple[Desk, Context]:
+    """The run's own reboot has left the node DOWN, with healer's reason."""
+    desk = Desk()
+    desk.slurm.set_node_down(NODE, REASON)
+    desk.use(scheduler=Shown(desk.slurm, *flags))
+    about = {"run": RUN.id, "at": START, "epoch": 1, "step": "reboot", "text": NO_WORDS}
+    booted = LogEntry(**about, event=StepEvent.done, data={"verb": "reboot"})
+    return desk, msgspec.structs.replace(desk.ctx, log=(booted,))
+
+
+def test_an_undo_after_a_boot_without_its_gpus_asks_a_person() -> None:
+    """Slurm refuses to return a node that registers with less than it should have, and no wait ends that."""
+    _, ctx = rebooted("INVALID_REG")
+    assert DRAIN.undo is not None
+    failed = DRAIN.undo(ctx)
+    assert isinstance(failed, Failed) and failed.final
+    assert "INVALID_REG" in failed.text
+    _, ctx = rebooted("INVALID_REG", "REBOOT_ISSUED")
+    assert isinstance(DRAIN.undo(ctx), Again), "it boots"
 
 
 # --- undo of the others ---

@@ -116,7 +116,7 @@ class Controls:
             before = tx.rule_mode(rule.name)
             if mode is Mode.auto:
                 back = rules.mode_of(rule) is Mode.auto and (before is None or before[1] != HEALER)
-                proof = tx.proof(rule.name, earn.incidents, texts=rules.texts, former=rules.former_texts)
+                proof = tx.proof(rule.name, earn.incidents, digests=rules.digests)
                 # Even if a person set another mode since, a rule that would lose auto at its next review does
                 # not get it back.
                 fell = demotion_reason(mode, proof, earn) is not None
@@ -307,13 +307,7 @@ class IncidentCommands:
             return
         earn = rules.guards.earn
         tx.lock_gate()  # of two reviews at once, the later one counts the other too
-        proof = tx.proof(
-            rule.name,
-            earn.incidents,
-            texts=rules.texts,
-            former=rules.former_texts,
-            review=(incident.id, review),
-        )
+        proof = tx.proof(rule.name, earn.incidents, digests=rules.digests, review=(incident.id, review))
         if (why := demotion_reason(mode, proof, earn)) is None:
             return
         cluster = self._ledger.cluster

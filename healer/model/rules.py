@@ -604,9 +604,11 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {name: digest(parts) for name, parts in self._parts_by_name().items()}
 
     @cached_property
-    def former_texts(self) -> dict[str, str]:
-        """`texts` as versions up to revision 0046 stored them: titles, runbooks and sources counted, too."""
-        return {name: digest(parts, without={"mode"}) for name, parts in self._parts_by_name().items()}
+    def digests(self) -> dict[str, tuple[str, str]]:
+        """By name as in `texts`: that digest, and the one that versions up to revision 0046 stored, in which
+        titles, runbooks and sources counted too."""
+        former = {name: digest(parts, without={"mode"}) for name, parts in self._parts_by_name().items()}
+        return {name: (now, former[name]) for name, now in self.texts.items()}
 
     def _parts_by_name(self) -> dict[str, list[msgspec.Struct | str]]:
         parts_by_name: dict[str, list[msgspec.Struct | str]] = {}

@@ -116,13 +116,12 @@ class CommandTx(WalkTx, Protocol):
         rule: str,
         most: int,
         *,
-        texts: Mapping[str, str],
-        former: Mapping[str, str],
+        digests: Mapping[str, tuple[str, str]],
         review: tuple[str, Review] | None = None,
     ) -> Proof:
         """The outcomes of the rule's newest `most` judged incidents, with the reviews that the detector has
-        not taken yet. `texts`: the present text of rules, `former`: as older versions stored it. `review`: an
-        incident, and a person's review of it that is not sent yet.
+        not taken yet. `digests`: of the present rules (`Ruleset.digests`). `review`: an incident, and a
+        person's review of it that is not sent yet.
         """
         ...
 

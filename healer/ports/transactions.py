@@ -315,9 +315,9 @@ class Ledger(Protocol):
         """What nodes last reported about themselves: for a detector that starts."""
         ...
 
-    def rename_texts(self, former: Mapping[str, str], texts: Mapping[str, str]) -> None:
-        """Keeps the record of each text that an older version stored under its `former` digest
-        (`Ruleset.former_texts`), with its trial, under the present one."""
+    def rename_texts(self, digests: Mapping[str, tuple[str, str]]) -> None:
+        """Keeps the record of each text that an older version stored under its former digest
+        (`Ruleset.digests`), with its trial, under the present one."""
         ...
 
     def note_texts(self, texts: Mapping[str, str], first_runs: int, now: datetime) -> list[Trial]:

@@ -169,7 +169,7 @@ class Detector:
         due = self._trials and is_due(self._noted_at, TRIALS_EVERY, now)
         if due or rules.version != self._noted:
             if rules.version != self._noted:  # an older version may have stored any text that comes back
-                self.ledger.rename_texts(rules.former_texts, rules.texts)
+                self.ledger.rename_texts(rules.digests)
             self._trials = self.ledger.note_texts(rules.texts, rules.guards.trial_runs, now)
             self._noted, self._noted_at = rules.version, now
         return rules

@@ -51,8 +51,8 @@ PARTITION_FIELDS = (
 _HOURS_MAX = {"repeat_h": 24, "veto_h": 8760}
 #: An older snapshot of Slurm says nothing about now.
 _STALE_MAX_S = 86400
-#: Of seconds eleven days.
-_WATCH_MAX = 1_000_000
+#: A thousand years of hours: as good as never, and a span of time still holds it.
+_WATCH_MAX = 10_000_000
 #: A year: what was tested longer ago counts as never tested anyway.
 _SWEEP_DAYS_MAX = 365
 _SLURM_NAME = re.compile(r"[A-Za-z0-9_.-]{0,64}")

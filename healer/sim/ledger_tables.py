@@ -336,10 +336,10 @@ def outcome(tables: Tables, incident: Incident, review: Review | None) -> bool |
     return True if failed or replaced else None
 
 
-def rename_texts(tables: Tables, former: Mapping[str, str], texts: Mapping[str, str]) -> None:
-    """Keeps the record of each text that is known under its `former` digest under the present one."""
-    for name, digest in texts.items():
-        trial = tables.texts.get((name, former.get(name, "")))
+def rename_texts(tables: Tables, digests: Mapping[str, tuple[str, str]]) -> None:
+    """Keeps the record of each text that is known under its former digest under the present one."""
+    for name, (digest, former) in digests.items():
+        trial = tables.texts.get((name, former))
         if trial is not None and (name, digest) not in tables.texts:
             del tables.texts[name, trial.digest]
             tables.texts[name, digest] = msgspec.structs.replace(trial, digest=digest)

@@ -396,11 +396,10 @@ class MemoryTx:
         rule: str,
         most: int,
         *,
-        texts: Mapping[str, str],
-        former: Mapping[str, str],
+        digests: Mapping[str, tuple[str, str]],
         review: tuple[str, Review] | None = None,
     ) -> Proof:
-        """`texts` and `former` are ignored: replays are no proof here."""
+        """`digests` is ignored: replays are no proof here."""
         of_rule = [incident for incident in self._tables.incidents.values() if incident.rule == rule]
         of_rule.sort(key=lambda incident: incident.opened, reverse=True)
         pending = [command for command in self._tables.commands if command.kind is CommandKind.review]
@@ -480,8 +479,8 @@ class MemoryLedger:
     def inventories(self) -> list[Inventory]:
         return list(self.tables.inventories.values())
 
-    def rename_texts(self, former: Mapping[str, str], texts: Mapping[str, str]) -> None:
-        rename_texts(self.tables, former, texts)
+    def rename_texts(self, digests: Mapping[str, tuple[str, str]]) -> None:
+        rename_texts(self.tables, digests)
 
     def note_texts(self, texts: Mapping[str, str], first_runs: int, now: datetime) -> list[Trial]:
         return record_texts(self.tables, self.cluster, texts, first_runs, now)

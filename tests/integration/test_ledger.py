@@ -771,11 +771,15 @@ def test_a_text_known_by_its_former_digest_keeps_its_record(bench: Bench) -> Non
     ledger = bench.ledger
     ledger.note_texts({"rule/a": "old a", "rule/b": "old b", "rule/c": "other c"}, 2, START)
     ledger.note_texts({"rule/a": "old a", "rule/b": "older b", "rule/c": "other c"}, 2, START)
-    former = {"rule/a": "old a", "rule/b": "older b", "rule/c": "old c", "rule/d": "old d"}
-    texts = {"rule/a": "a", "rule/b": "b", "rule/c": "c", "rule/d": "d"}
+    digests = {
+        "rule/a": ("a", "old a"),
+        "rule/b": ("b", "older b"),
+        "rule/c": ("c", "old c"),
+        "rule/d": ("d", "old d"),
+    }
     for _ in range(2):
-        ledger.rename_texts(former, texts)
-    noted = ledger.note_texts(texts, 2, ago(0))
+        ledger.rename_texts(digests)
+    noted = ledger.note_texts({name: digest for name, (digest, _) in digests.items()}, 2, ago(0))
     assert [(one.name, one.digest, one.since) for one in sorted(noted, key=lambda one: one.name)] == [
         ("rule/b", "b", START), ("rule/c", "c", ago(0)), ("rule/d", "d", ago(0)),
     ]  # fmt: skip

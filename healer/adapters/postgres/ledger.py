@@ -150,9 +150,9 @@ class PostgresLedger:
         with ledger_reading(self._engine) as conn:
             return node_rows.read_inventories(conn, self.cluster)
 
-    def rename_texts(self, former: Mapping[str, str], texts: Mapping[str, str]) -> None:
+    def rename_texts(self, digests: Mapping[str, tuple[str, str]]) -> None:
         with ledger_errors(), self._engine.begin() as conn:
-            rule_rows.rename_texts(conn, self.cluster, former, texts)
+            rule_rows.rename_texts(conn, self.cluster, digests)
 
     def note_texts(self, texts: Mapping[str, str], first_runs: int, now: datetime) -> list[Trial]:
         with ledger_errors(), self._engine.begin() as conn:
@@ -449,12 +449,11 @@ class PostgresTx:
         rule: str,
         most: int,
         *,
-        texts: Mapping[str, str],
-        former: Mapping[str, str],
+        digests: Mapping[str, tuple[str, str]],
         review: tuple[str, Review] | None = None,
     ) -> Proof:
         pending = inbox_rows.pending_reviews(self.conn) | dict([review] if review else ())
-        found = rule_rows.proofs(self.conn, most, rules=[rule], now=pending, texts=texts, former=former)
+        found = rule_rows.proofs(self.conn, most, rules=[rule], now=pending, digests=digests)
         return found.get(rule, Proof())
 
     def save_reference(self, reference: Reference) -> None:

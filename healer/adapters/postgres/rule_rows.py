@@ -132,16 +132,14 @@ def note_texts(
     return _update_trials(conn, cluster, texts, first_runs)
 
 
-def rename_texts(
-    conn: sa.Connection, cluster: str, former: Mapping[str, str], texts: Mapping[str, str]
-) -> None:
+def rename_texts(conn: sa.Connection, cluster: str, digests: Mapping[str, tuple[str, str]]) -> None:
     """`healer.ports.transactions.Ledger.rename_texts`."""
     stored = sa.select(rule_texts.c.name, rule_texts.c.digest).where(rule_texts.c.cluster == cluster)
     before = {(name, digest) for name, digest in conn.execute(stored)}
     renamed = [
-        {"of": name, "was": former[name], "now": digest}
-        for name, digest in texts.items()
-        if (name, digest) not in before and (name, former.get(name)) in before
+        {"of": name, "was": former, "now": digest}
+        for name, (digest, former) in digests.items()
+        if (name, digest) not in before and (name, former) in before
     ]
     if renamed:
         of_text = rule_texts.c.name == sa.bindparam("of"), rule_texts.c.digest == sa.bindparam("was")
@@ -205,21 +203,19 @@ def proofs(
     *,
     rules: Sequence[str] | None = None,
     now: Mapping[str, Review] | None = None,
-    texts: Mapping[str, str] | None = None,
-    former: Mapping[str, str] | None = None,
+    digests: Mapping[str, tuple[str, str]] | None = None,
 ) -> dict[str, Proof]:
     """By rule: right and wrong among its newest `most` judged incidents; rules without one are left out.
     `now`: by incident, reviews that the detector has not stored yet.
 
-    `texts`: the current texts of rules (`Ruleset.texts`), `former`: as older versions stored them. A text
-    that was proven by a replay counts only the incidents that it opened, in the replay and since it is in
-    force.
+    `digests`: of the current rules (`Ruleset.digests`). A text that was proven by a replay counts only the
+    incidents that it opened, in the replay and since it is in force.
     """
     judged = sa.select(incidents.c.rule, incidents.c.opened, outcome(now).label("right")).where(
         incidents.c.doc["merged_into"].astext.is_(None), matches(incidents.c.rule, rules)
     )
-    for rule, digests in _by_replay(conn, rules, texts or {}, former or {}).items():
-        judged = judged.where(sa.or_(incidents.c.rule != rule, _as_edited(rule, digests)))
+    for rule in _by_replay(conn, rules, digests or {}):
+        judged = judged.where(sa.or_(incidents.c.rule != rule, _as_edited(rule, digests[f"rule/{rule}"])))
     judged_rows = judged.subquery()
     ranked = (
         sa.select(
@@ -245,23 +241,13 @@ def proofs(
 
 
 def _by_replay(
-    conn: sa.Connection, rules: Sequence[str] | None, *versions: Mapping[str, str]
-) -> dict[str, list[str]]:
-    """Rules whose current text was proven by a replay, and the digests of that text. `versions`: the digests
-    of the current texts as this version and older ones make them. A replay keeps that of its time."""
+    conn: sa.Connection, rules: Sequence[str] | None, digests: Mapping[str, tuple[str, str]]
+) -> list[str]:
+    """Rules whose current text was proven by a replay. A proof keeps the digest of its time."""
     table = replay_proofs.c
-    proven = set(
-        conn.execute(sa.select(table.rule, table.digest).where(matches(table.rule, rules)).distinct())
-    )
-    digests_by_rule = {
-        rule: [texts[f"rule/{rule}"] for texts in versions if f"rule/{rule}" in texts]
-        for rule in sorted({row.rule for row in proven})
-    }
-    return {
-        rule: digests
-        for rule, digests in digests_by_rule.items()
-        if any((rule, digest) in proven for digest in digests)
-    }
+    query = sa.select(table.rule, table.digest).where(matches(table.rule, rules)).distinct()
+    proven = conn.execute(query).all()
+    return sorted({row.rule for row in proven if row.digest in digests.get(f"rule/{row.rule}", ())})
 
 
 def _as_edited(rule: str, digests: Sequence[str]) -> sa.ColumnElement[bool]:

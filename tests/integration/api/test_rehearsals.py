@@ -65,16 +65,10 @@ def save(api: Api, *those: Incident) -> list[str]:
     return [one.id for one in those]
 
 
-def counted(api: Api, texts: dict[str, str] | None = None) -> Proof:
+def counted(api: Api, digests: dict[str, tuple[str, str]] | None = None) -> Proof:
     with api.engine.connect() as conn:
-        proven_texts = RULES.texts if texts is None else texts
-        found = proofs(
-            conn,
-            30,
-            rules=["gpu-lost"],
-            texts=proven_texts,
-            former=RULES.former_texts if texts is None else {},
-        )
+        proven_texts = RULES.digests if digests is None else digests
+        found = proofs(conn, 30, rules=["gpu-lost"], digests=proven_texts)
         return found.get("gpu-lost", Proof())
 
 
@@ -193,7 +187,7 @@ def test_only_incidents_that_the_edited_rule_opens_count_for_its_proof(served: S
     assert (proof["right"], proof["wrong"], proof["missed_wrong"], proof["missed_true"]) == (30, 1, 3, 0)
     assert proof["counted_by"] == "root"
     assert counted(api) == Proof(right=30, wrong=0)  # the newest 30 of those 31
-    assert counted(api, {"rule/gpu-lost": "edited again"}) == Proof(right=27, wrong=3)
+    assert counted(api, {"rule/gpu-lost": ("edited again", "as before")}) == Proof(right=27, wrong=3)
     answer = api_mode(served)
     assert answer.status_code == 200, answer.text
 
@@ -233,7 +227,7 @@ def test_one_outcome_counts_once_and_a_later_review_counts_for_what_it_says(serv
     assert (data["right"], data["wrong"], data["reason"]) == (3, 0, "reviewed with its replay")
 
 
-@pytest.mark.parametrize("digest", [DIGEST, RULES.former_texts["rule/gpu-lost"]])
+@pytest.mark.parametrize("digest", RULES.digests["rule/gpu-lost"])
 def test_incidents_since_the_edit_count_for_the_proof_too(served: Served, digest: str) -> None:
     api, _ = served
     old = save(api, *(judged(number) for number in range(100, 103)))
@@ -269,15 +263,15 @@ def test_rehearsal_that_proves_nothing_is_refused_with_the_reason(served: Served
     assert prove(served, "none").status_code == 404
 
 
-@pytest.mark.parametrize("version", ["texts", "former_texts"])
-def test_a_changed_rule_keeps_auto_by_what_it_would_open_now(served: Served, version: str) -> None:
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_changed_rule_keeps_auto_by_what_it_would_open_now(served: Served, version: int) -> None:
     """Two false alarms end mode auto; not where the rule as edited opened neither of them, also if it was
     proven before an upgrade of healer."""
     api, client = served
     rules = api.rules = msgspec.structs.replace(api.rules, default_mode=Mode.auto)
     good = save(api, judged(10), judged(11))
     bad = save(api, judged(1, Review.false_alarm), judged(2, None))
-    prove(served, finished(served, good, bad, getattr(rules, version)["rule/gpu-lost"]))
+    prove(served, finished(served, good, bad, rules.digests["rule/gpu-lost"][version]))
     review = {"review": "false_alarm", "reason": "a cable"}
     headers = api.headers("responder")
     client.post(f"/api/v1/incidents/{bad[1]}/review", json=review, headers=headers)

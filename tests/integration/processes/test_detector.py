@@ -22,6 +22,7 @@ from healer.model import (
     ObservationKind,
     Reference,
     Reservation,
+    Ruleset,
     Severity,
     SlurmNode,
     Trouble,
@@ -58,9 +59,13 @@ def test_a_signal_is_walked_consumed_and_its_run_poked(place: Place) -> None:
     assert len(place.poked) == 1
 
 
+def former_texts(rules: Ruleset) -> dict[str, str]:
+    return {name: former for name, (_, former) in rules.digests.items()}
+
+
 def test_an_upgrade_puts_no_unchanged_rule_on_trial(place: Place) -> None:
     """The version before stored the digests of rules with their titles."""
-    place.ledger.note_texts(rules_in(Mode.auto, settle_s=0.0).former_texts, 3, START)
+    place.ledger.note_texts(former_texts(rules_in(Mode.auto, settle_s=0.0)), 3, START)
     place.inbox.add(lines(name(1), LOST, at=START))
     place.detector().once()
     (one,) = place.incidents()
@@ -73,8 +78,8 @@ def test_a_return_to_a_text_of_before_an_upgrade_is_no_trial(place: Place) -> No
     before = rules_in(Mode.auto, settle_s=0.0)
     changed = tuple(msgspec.structs.replace(rule, severity=Severity.P2) for rule in before.rules)
     rules = edited = msgspec.structs.replace(before, version="edited", rules=changed)
-    place.ledger.note_texts(before.former_texts, 3, START)
-    place.ledger.note_texts(edited.former_texts, 0, START)
+    place.ledger.note_texts(former_texts(before), 3, START)
+    place.ledger.note_texts(former_texts(edited), 0, START)
     detector = place.detector(rules=lambda: rules)
     detector.once()
     rules = before

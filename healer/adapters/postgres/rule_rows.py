@@ -201,9 +201,9 @@ def proofs(
     conn: sa.Connection,
     most: int,
     *,
+    digests: Mapping[str, tuple[str, str]],
     rules: Sequence[str] | None = None,
     now: Mapping[str, Review] | None = None,
-    digests: Mapping[str, tuple[str, str]] | None = None,
 ) -> dict[str, Proof]:
     """By rule: right and wrong among its newest `most` judged incidents; rules without one are left out.
     `now`: by incident, reviews that the detector has not stored yet.
@@ -214,7 +214,7 @@ def proofs(
     judged = sa.select(incidents.c.rule, incidents.c.opened, outcome(now).label("right")).where(
         incidents.c.doc["merged_into"].astext.is_(None), matches(incidents.c.rule, rules)
     )
-    for rule in _by_replay(conn, rules, digests or {}):
+    for rule in _by_replay(conn, rules, digests):
         judged = judged.where(sa.or_(incidents.c.rule != rule, _as_edited(rule, digests[f"rule/{rule}"])))
     judged_rows = judged.subquery()
     ranked = (

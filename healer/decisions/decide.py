@@ -169,9 +169,12 @@ def _why_unexplained(
     rules: Ruleset,
     active: Run | None,
 ) -> Said | None:
-    """Law 4: unknown is never bad, also for a rule that takes every code. A person may say otherwise, and is
-    asked in the modes in which nothing happens without them."""
+    """Law 4: unknown is never bad, also for a rule that takes every code. A person may say otherwise, by a
+    rule that names the code or by approval, and is asked in the modes in which nothing happens without them.
+    """
     if incident.fault_class is not FaultClass.unknown or playbook is None or takes_nothing(playbook):
+        return None
+    if incident.fault in rule.faults:  # the site knows what this code means
         return None
     is_approved = active is not None and active.approved_by is not None
     if is_approved or _mode_of(rule, facts, rules) in {Mode.suggest, Mode.approve}:

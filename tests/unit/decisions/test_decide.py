@@ -95,18 +95,25 @@ class TestNothingToDo:
         assert (decision.outcome, decision.playbook) == (outcome, None)
 
     def test_a_code_that_no_catalogue_explains_takes_no_node_whatever_rule_has_it(self):
-        about = incident(fault="xid-unknown", fault_class=FaultClass.unknown)
+        about = incident(fault="xid-333", fault_class=FaultClass.unknown)
         decision = made(about=about)
         assert (decision.outcome, decision.why) == (
             Outcome.nothing,
-            "No catalogue explains xid-unknown: healer takes nothing out of service for it.",
+            "The meaning of xid-333 is unknown: healer takes nothing out of service for it "
+            "unless a rule names it.",
         )
         approved = made(about=about, active=run(RunState.proposed, approved_by="ann"))
         assert approved.outcome is not Outcome.nothing
 
+    def test_a_rule_that_names_a_code_takes_a_node_for_it_though_no_catalogue_explains_it(self):
+        about = incident(fault="xid-333", fault_class=FaultClass.unknown)
+        named, glob = (msgspec.structs.replace(GPU_LOST, faults=(text,)) for text in ("xid-333", "xid-*"))
+        outcomes = [made(about=about, rule=rule, site=rules(rules=(rule,))).outcome for rule in (named, glob)]
+        assert outcomes == [Outcome.act, Outcome.nothing]
+
     @pytest.mark.parametrize("mode", [Mode.suggest, Mode.approve])
     def test_a_rule_in_which_a_person_decides_still_asks_about_an_unexplained_code(self, mode):
-        about = incident(fault="xid-unknown", fault_class=FaultClass.unknown)
+        about = incident(fault="xid-333", fault_class=FaultClass.unknown)
         rule = msgspec.structs.replace(GPU_LOST, mode=mode)
         asked = made(about=about, rule=rule, site=rules(rules=(rule,)))
         assert (asked.outcome, asked.playbook) == (Outcome.held, rule.playbook)

@@ -509,14 +509,10 @@ def is_role(request: Request, caller: Caller, role: Role, cluster: str | None = 
     return has_role(caller, ALLOWED[role], cluster, clusters)
 
 
-def _all_clusters(services: Services) -> Sequence[str]:
-    return services.clusters or (services.cluster,)
-
-
 def _site_clusters(services: Services, caller: Caller) -> Sequence[str]:
     """All clusters of the site. For a caller whose entries name clusters, also those that were removed from
     the settings: their records are still there, and only entries that cover them show them."""
-    clusters = _all_clusters(services)
+    clusters = services.served
     return sorted({*clusters, *services.queries.clusters.names()}) if caller.names_clusters else clusters
 
 
@@ -588,17 +584,17 @@ def no_cluster(cluster: str, clusters: Iterable[str]) -> NotFound:
 def check_cluster(services: Services, cluster: str) -> None:
     """404 for a cluster that is neither in the settings nor has records: a misspelt name must not show an
     empty list, as if all were well there. From a thread."""
-    if cluster in _all_clusters(services):
+    if cluster in services.served:
         return
     recorded = services.queries.clusters.names()
     if cluster not in recorded:
-        raise no_cluster(cluster, {*_all_clusters(services), *recorded})
+        raise no_cluster(cluster, {*services.served, *recorded})
 
 
 def check_served(services: Services, cluster: str) -> None:
     """404 for a cluster that is not in the settings, removed ones included: nothing can be done there."""
-    if cluster not in (clusters := _all_clusters(services)):
-        raise no_cluster(cluster, clusters)
+    if cluster not in services.served:
+        raise no_cluster(cluster, services.served)
 
 
 def allowed_cluster(request: HTTPConnection, caller: Caller, wanted: str | None) -> str:

@@ -122,7 +122,7 @@ def devices(
     """Devices that are no nodes and reported within the hour: switches, storage, PDUs, cooling, racks."""
     services = services_of(request)
     named = clusters_shown(request, caller, cluster)
-    clusters = sorted(services.clusters or (services.cluster,)) if named is None else named
+    clusters = sorted(services.served) if named is None else named
     at, slash, after = (cursor or f"{clusters[0]}/").partition("/")
     if not slash or at not in clusters:
         raise field_error("cursor", say("api.bad_cursor"))

@@ -219,7 +219,7 @@ class Fleet:
     leaves its last snapshot in the database: no detector reads what its nodes send."""
 
     def __init__(self, services: Services, reach: Reach) -> None:
-        self._services, self._reach = services, reach
+        self._services, self._reach, self._clusters = services, reach, frozenset(services.served)
         #: By cluster, as last read, and until when they are fresh.
         self.latest: dict[str, SlurmSnapshot] = {}
         self.fresh_until = float("-inf")
@@ -236,8 +236,7 @@ class Fleet:
             return self.latest
 
     def _served(self, found: dict[str, SlurmSnapshot]) -> dict[str, SlurmSnapshot]:
-        served = self._services.clusters or (self._services.cluster,)
-        return {name: snapshot for name, snapshot in found.items() if name in served}
+        return {name: snapshot for name, snapshot in found.items() if name in self._clusters}
 
     async def current(self) -> dict[str, SlurmSnapshot]:
         """By cluster; inside the event loop. Requests that find it stale share one read."""

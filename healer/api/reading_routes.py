@@ -78,8 +78,7 @@ def nodes(request: Request, caller: Viewer, wanted: Annotated[NodeFilter, Depend
     now = services.clock.now()
     clusters = clusters_shown(request, caller, wanted.cluster)
     if not wanted.cluster:  # the last picture of a removed cluster says nothing of its nodes now
-        served = services.clusters or (services.cluster,)
-        clusters = [name for name in served if clusters is None or name in clusters]
+        clusters = [name for name in services.served if clusters is None or name in clusters]
     rows = services.queries.nodes.fleet(clusters, now)
     return answer(request, node_page(rows, services.rules(), now, wanted))
 

@@ -83,7 +83,7 @@ class Preamble:
         self.reach = access.reach
         self.meter, self.receiver = meter, Receiver()
         #: Clusters of this installation.
-        self.served = services.clusters or (services.cluster,)
+        self.served = services.served
 
     async def open(self, request: Request, takes: Mapping[str, AbstractSet[str]]) -> Sent:
         """Checks the sender and what is sent, and reads the body. `takes`: the media types of this route, the

@@ -94,6 +94,11 @@ class Services:
     site: SiteNames = field(default_factory=partial(SiteNames, any_host=True))
 
     @property
+    def served(self) -> tuple[str, ...]:
+        """The clusters of this installation. Others in the database were removed from the settings."""
+        return self.clusters or (self.cluster,)
+
+    @property
     def only(self) -> str:
         """The cluster of items that name none; empty if there are several: it is never guessed."""
         return "" if len(self.clusters) > 1 else self.cluster

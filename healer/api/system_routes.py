@@ -78,8 +78,7 @@ def metrics(request: Request, caller: Viewer) -> Response:
             found = _stored_figures(request)
     DATABASE_UP.set(bool(found))
     # Rows of a cluster that was removed from the settings would alarm forever.
-    clusters = services.clusters or (services.cluster,)
-    text = exposition(found, [cluster for cluster in clusters if shown is None or cluster in shown])
+    text = exposition(found, [cluster for cluster in services.served if shown is None or cluster in shown])
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

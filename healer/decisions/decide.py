@@ -118,7 +118,7 @@ def _without_playbook(
     """The decision for a rule without a playbook: nothing, or the ticket that the incident asks for once it
     lasts and the rule may act alone."""
     wants = Remedy.ticket in incident.remedy and not incident.plan
-    mode = _mode_of(rule, facts, rules)
+    mode = rules.mode_of(rule, facts.modes)
     if not wants or mode is not Mode.auto or now - incident.opened < PLANS_AFTER:
         return _decide_nothing(incident, None, say("decisions.no_playbook", rule=rule.name), now)
     if why := _why_not_now(incident, rule, now):
@@ -177,7 +177,7 @@ def _why_unexplained(
     if incident.fault in rule.faults:  # the site knows what this code means
         return None
     is_approved = active is not None and active.approved_by is not None
-    if is_approved or _mode_of(rule, facts, rules) in {Mode.suggest, Mode.approve}:
+    if is_approved or rules.mode_of(rule, facts.modes) in {Mode.suggest, Mode.approve}:
         return None
     return say("decisions.meaning_unknown", fault=incident.fault)
 
@@ -200,11 +200,6 @@ def _job_of(incident: Incident, playbook: Playbook | None) -> str | None:
     return incident.root.job if playbook is not None and playbook.target == "job" else None
 
 
-def _mode_of(rule: Rule, facts: GateFacts, rules: Ruleset) -> Mode:
-    """The mode set while running, else that of the files."""
-    return facts.modes.get(rule.name) or rules.mode_of(rule)
-
-
 def _proposal(
     incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime, active: Run | None
 ) -> Proposal:
@@ -223,7 +218,7 @@ def _proposal(
         rule=rule.name,
         playbook=rule.playbook or "",
         remedy=_remedy_of(playbook) or next_remedy(incident, rule, facts, rules, now),
-        mode=_mode_of(rule, facts, rules),
+        mode=rules.mode_of(rule, facts.modes),
         unusable=is_proven_unusable(incident),
         fatal=is_proven_fatal(incident),
         doubt=incident.doubt,

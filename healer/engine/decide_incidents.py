@@ -275,7 +275,7 @@ def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bo
     playbook = walk.rules.playbooks.get(run.playbook)
     if run.by != "healer" or playbook is None or not _is_untouched(walk, run):
         return False
-    mode = walk.gate.modes.get(rule.name) or walk.rules.mode_of(rule)
+    mode = walk.rules.mode_of(rule, walk.gate.modes)
     proposal = msgspec.structs.replace(proposal_to_begin(run, playbook, incident), mode=mode)
     verdict = judge(proposal, walk.gate, walk.rules, walk.now, {Guard.mode, Guard.approval})
     return verdict.outcome is not Outcome.act

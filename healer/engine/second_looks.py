@@ -52,7 +52,7 @@ def takes_a_node(walk: Walk, incident: Incident) -> bool:
     playbook: Playbook | None = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None
     if rule is None or playbook is None or takes_nothing(playbook) or incident.root.node is None:
         return False
-    mode = walk.gate.modes.get(rule.name) or walk.rules.mode_of(rule)
+    mode = walk.rules.mode_of(rule, walk.gate.modes)
     return incident.fault_class in HARDWARE and incident.stopped_by is None and mode is not Mode.off
 
 

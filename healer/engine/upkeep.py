@@ -235,7 +235,7 @@ def begin_requeues(walk: Walk) -> list[str]:
             begun += _begin_requeues_of(walk, incident, run.mode, jobs)
         elif run is None and (jobs := _hit_under_their_drain(walk, incident)):
             rule = walk.rules.by_name[incident.rule]
-            mode = walk.gate.modes.get(rule.name) or walk.rules.mode_of(rule)
+            mode = walk.rules.mode_of(rule, walk.gate.modes)
             begun += _begin_requeues_of(walk, incident, mode, jobs)
     return begun
 

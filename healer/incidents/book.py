@@ -84,7 +84,7 @@ class Policies:
         return self.strength(rule) == 4
 
     def is_watched(self, rule: Rule) -> bool:
-        return (self.modes.get(rule.name) or self.rules.mode_of(rule)) in {Mode.off, Mode.shadow}
+        return self.rules.mode_of(rule, self.modes) in {Mode.off, Mode.shadow}
 
     def weaker(self, rule: str, other: str) -> bool:
         """healer may do more under the rule `other`."""

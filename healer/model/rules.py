@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
+from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
@@ -601,15 +602,16 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def texts(self) -> dict[str, str]:
         """`rule/NAME` and `playbook/NAME` -> a digest of their meaning. A script is part of its playbook."""
-        return {name: digest(parts) for name, parts in self._parts_by_name().items()}
+        return {name: digest(parts) for name, parts in self._parts_by_name.items()}
 
     @cached_property
     def digests(self) -> dict[str, tuple[str, str]]:
         """By name as in `texts`: that digest, and the one that versions up to revision 0046 stored, in which
         titles, runbooks and sources counted too."""
-        former = {name: digest(parts, without={"mode"}) for name, parts in self._parts_by_name().items()}
+        former = {name: digest(parts, without={"mode"}) for name, parts in self._parts_by_name.items()}
         return {name: (now, former[name]) for name, now in self.texts.items()}
 
+    @cached_property
     def _parts_by_name(self) -> dict[str, list[msgspec.Struct | str]]:
         parts_by_name: dict[str, list[msgspec.Struct | str]] = {}
         for policy in (*self.rules, *self.detection, *self.alerts, *self.sharings, *self.forecasts):
@@ -663,8 +665,11 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 return self.partition_guards[name]
         return self.cluster_guards.get(cluster, self.guards)
 
-    def mode_of(self, rule: Rule) -> Mode:
-        """The rule's mode; for a forecast at most what HEALER_MODE allows, and at most approve."""
+    def mode_of(self, rule: Rule, modes: Mapping[str, Mode] = MappingProxyType({})) -> Mode:
+        """The rule's mode; for a forecast at most what HEALER_MODE allows, and at most approve. `modes` that
+        were set while running come first."""
+        if mode := modes.get(rule.name):
+            return mode
         if rule.forecast:
             return min(rule.mode or Mode.approve, self.default_mode, key=list(Mode).index)
         return rule.mode or self.default_mode

@@ -57,7 +57,6 @@ from healer.model import (
     Finding,
     Incident,
     Maintenance,
-    Mode,
     Observation,
     ObservationKind,
     Remedy,
@@ -194,7 +193,7 @@ def _save(walk: Walk) -> None:
             about = {"rule": incident.rule, "title": incident.title, "root": str(incident.root)}
             walk.audit(verb, subject, **about, incident=incident.id)
             if Remedy.notify in incident.remedy:
-                walk.tx.queue_message(notify_message(incident, acts=_acts(walk.rules, incident)))
+                walk.tx.queue_message(notify_message(incident, acts=_acts(walk, incident)))
         elif incident.rule == WAVE_RULE and incident.severity <= Severity.P1 < before.severity:
             walk.tx.queue_message(notify_message(incident, "grown"))
         if not incident.is_open and (before is None or before.is_open):
@@ -204,11 +203,10 @@ def _save(walk: Walk) -> None:
         walk.tx.add_findings(name, [finding])
 
 
-def _acts(rules: Ruleset, incident: Incident) -> bool:
+def _acts(walk: Walk, incident: Incident) -> bool:
     """The incident's rule has a playbook, which healer starts or proposes."""
-    rule = rules.by_name.get(incident.rule)
-    acting = rule is not None and rules.mode_of(rule) not in {Mode.off, Mode.shadow}
-    return acting and rule is not None and rule.playbook is not None
+    rule = walk.rules.by_name.get(incident.rule)
+    return rule is not None and rule.playbook is not None and not walk.work.policies.is_watched(rule)
 
 
 # --- commands from people and runs since the last walk

@@ -59,6 +59,15 @@ def test_as_shipped_the_playbook_is_proposed_and_nothing_is_done() -> None:
     assert "healer takes no action" not in message.text, "a run waits for whoever reads it"
 
 
+def test_the_message_goes_by_the_mode_that_was_set_while_running() -> None:
+    site = site_in()
+    site.ledger.tables.modes["hang"] = Mode.shadow
+    hung(site, "healer:requeue")
+    goes_on(site, 60)
+    (message,) = site.ledger.tables.messages.values()
+    assert "healer takes no action" in message.text
+
+
 def test_a_person_lets_it_go_and_by_that_agrees_to_the_restart() -> None:
     """The job's owner said nothing: the approval of the run is about this very job."""
     site = site_in()

@@ -48,11 +48,12 @@ def watch(
     if not slurm:
         raise Failed(say("commands.watch_slurm"))
     _set_environ(prometheus, match, token_file)
-    wanted = load(listen=listen)
-    snapshot = _first_picture(wanted)
-    signals = _known_signals(wanted)
-    have_users()
     with temporary_folder("watch") as folder:
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # the caller's would keep proofs of rules
+        wanted = load(listen=listen)
+        snapshot = _first_picture(wanted)
+        signals = _known_signals(wanted)
+        have_users()
         _fill(folder, wanted)
         settings = load(listen=listen)
         say_own(say("commands.watch_picture", nodes=len(snapshot.nodes), jobs=len(snapshot.jobs)))

@@ -85,6 +85,8 @@ class Watch:
 
     def __init__(self, folder: Path, slurm_conf: Path, prometheus: str) -> None:
         self.folder = folder
+        self.home = folder / "home"
+        self.home.mkdir()
         self.output = folder / "watch.txt"
         self.url = f"http://127.0.0.1:{free_port()}"
         with self.output.open("wb") as output:
@@ -95,7 +97,9 @@ class Watch:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=clean_environ(TMPDIR=str(folder), SLURM_CONF=str(slurm_conf), HEALER_MODE="auto"),
+                env=clean_environ(
+                    HOME=str(self.home), TMPDIR=str(folder), SLURM_CONF=str(slurm_conf), HEALER_MODE="auto"
+                ),
                 cwd=ROOT,
                 start_new_session=True,
             )
@@ -190,6 +194,7 @@ def test_a_cluster_is_watched_and_nothing_of_it_can_be_changed(
     assert watch.process.wait(60) == 0, watch.output.read_text()
     assert living(watch.seen) == set()
     assert list(watch.folder.glob("healer-watch-*")) == []
+    assert list(watch.home.iterdir()) == [], "nothing is left behind"
 
 
 def _refused(scratch: Path, slurm_conf: Path, *options: str) -> str:

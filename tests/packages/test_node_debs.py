@@ -89,3 +89,14 @@ def test_without_slurm_s_word_for_it_a_purge_leaves_nothing(node: Node) -> None:
     node.machine.run("rm", "-r", "/etc/slurm")
     node.machine.run("dpkg", "--purge", "healer-node")
     assert node.left() == set()
+
+
+def test_a_purge_keeps_what_a_slurm_of_another_folder_may_call(node: Node) -> None:
+    """Built from source, Slurm lies in /opt or on a shared disk: only its unit says that it is here."""
+    machine = node.machine
+    node.install(SECOND)
+    machine.run("mkdir", "-p", "/etc/slurm", "/etc/systemd/system")
+    machine.write("/etc/slurm/cgroup.conf", "ConstrainDevices=yes\n")
+    machine.write("/etc/systemd/system/slurmd.service", "[Service]\nExecStart=/opt/slurm/sbin/slurmd -D\n")
+    machine.run("dpkg", "--purge", "healer-node")
+    assert machine.execute(f"{LIB}/prolog").returncode == 0, "a missing one drains each node of the fleet"

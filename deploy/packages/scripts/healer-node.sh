@@ -47,11 +47,16 @@ named() { # whether a slurm.conf of this node names the programs, or slurmd is h
     for conf in /etc/slurm /etc/slurm-llnl /run/slurm/conf /var/spool/slurmd/conf-cache; do
         for file in "$conf"/*.conf; do
             [ -e "$file" ] || continue
-            found=yes
+            [ "${file##*/}" != slurm.conf ] || found=yes
             ! grep -qsF "$LIB/" "$file" || return 0
         done
     done
-    [ -z "$found" ] && command -v slurmd >/dev/null
+    [ -z "$found" ] || return 1
+    # Built from source it is in no PATH, and in an image it does not run.
+    for unit in /etc/systemd /usr/lib/systemd /usr/local/lib/systemd /lib/systemd; do
+        [ ! -e "$unit/system/slurmd.service" ] || return 0
+    done
+    command -v slurmd >/dev/null || pidof slurmd >/dev/null 2>&1
 }
 
 purged() {

@@ -137,6 +137,16 @@ def test_nvidia_smi_output_is_sent_and_missing_gpus_fail_a_check(node: HookNode,
     assert check_of(report, "gpu-count") == "2 of 3 GPUs"
 
 
+def test_what_is_said_beside_nvidia_smis_output_does_not_spoil_it(node: HookNode, healer: Healer) -> None:
+    """healer reads XML alone: the loader's or the driver's warning around it would cost all samples."""
+    before = "ERROR: ld.so: object 'libjemalloc.so' from /etc/ld.so.preload cannot be preloaded: ignored."
+    after = "WARNING: infoROM is corrupted at gpu 0000:5E:00.0"
+    node.program("usr/bin/nvidia-smi", f'echo "{before}" >&2\n{smi("a", "b")}\necho "{after}" >&2\nexit 14')
+    node.run("prolog")
+    (report,) = healer.reports
+    assert len(ElementTree.fromstring(report["nvidia_smi"]).findall("gpu")) == 2
+
+
 def test_file_systems_are_judged_where_the_site_needs_them_writable(node: HookNode, healer: Healer) -> None:
     node.put("proc/mounts", "overlay / overlay ro 0 0\n/dev/vdb /scratch xfs ro,noatime 0 0\n")
     node.run("prolog")

@@ -158,6 +158,16 @@ def test_file_systems_are_judged_where_the_site_needs_them_writable(node: HookNo
     assert check_of(judged, "fs-readonly") == "/scratch cannot be written"
 
 
+@pytest.mark.parametrize("named", ["/scratch/", "/scratch/jobs", "//scratch"])
+def test_a_folder_is_judged_by_the_file_system_that_holds_it(
+    node: HookNode, healer: Healer, named: str
+) -> None:
+    node.put("proc/mounts", "overlay / overlay rw 0 0\n/dev/vdb /scratch xfs ro,noatime 0 0\n")
+    node.settings["HEALER_HOOK_WRITABLE"] = f"{named}, /scratchy"
+    node.run("prolog")
+    assert check_of(healer.reports[0], "fs-readonly") == f"{named} cannot be written"
+
+
 def test_healer_takes_a_report_of_many_file_systems_that_fail_at_once(node: HookNode, healer: Healer) -> None:
     """As when their storage is away: one check too long would lose the whole report, kernel lines too."""
     mounts = [f"/lustre/project-{number:03d}/scratch" for number in range(40)]

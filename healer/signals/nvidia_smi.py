@@ -32,8 +32,9 @@ _DEPTH_MAX, _GPUS_MAX, _TEXT_MAX = 16, 64, 4096
 #: some 300 paths. The path of each element is joined again, so long names would mean unbounded work.
 _TAG_MAX, _PATHS_MAX = 128, 4096
 _PREFIX = "nvidia-smi:"
-#: Values printed for a GPU that no longer answers.
-_LOST = ("gpu is lost", "err!", "unknown error", "unable to determine the device handle")
+#: Values printed for a GPU that no longer answers; and for any value that could not be read.
+_LOST = ("gpu is lost", "unable to determine the device handle")
+_UNREAD = ("err!", "unknown error")
 #: Facts about the node (`healer.model.FACTS`): elements of the output, and paths of each GPU.
 _NODE_FACTS = {"driver_version": "driver", "cuda_version": "cuda"}
 _GPU_FACTS = {
@@ -45,6 +46,8 @@ _GPU_FACTS = {
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: A GPU that answers has at least these; nvidia-smi prints them for every model.
 _ALWAYS = ("uuid", "pci/pci_bus_id")
+#: What the driver has to ask a GPU for, and every model has.
+_READINGS = ("temperature/gpu_temp", "performance_state")
 
 
 @dataclass(slots=True)
@@ -68,10 +71,17 @@ class _Gpu:
 
     @property
     def lost(self) -> bool:
-        return any(
-            self.values.get(path, "").strip("[] ").lower().startswith(_LOST)
-            for path in (*_ALWAYS, "product_name", "temperature/gpu_temp", "performance_state")
+        names = [self._word(path) for path in (*_ALWAYS, "product_name")]
+        readings = [word for path in _READINGS if (word := self._word(path))]
+        return (
+            any(word.startswith(_LOST) for word in names + readings)
+            or any(word.startswith(_UNREAD) for word in names)
+            # One sensor may fail on a GPU that answers all else.
+            or (bool(readings) and all(word.startswith(_UNREAD) for word in readings))
         )
+
+    def _word(self, path: str) -> str:
+        return self.values.get(path, "").strip("[] ").lower()
 
 
 class NvidiaSmi:

@@ -221,6 +221,21 @@ def test_an_old_driver(bench: Bench) -> None:
     }
 
 
+@pytest.mark.parametrize("said", ["[Unknown Error]", "Unknown Error", "ERR!"])
+def test_a_gpu_with_one_reading_that_failed_is_counted(bench: Bench, said: str) -> None:
+    """It answers all else: to count it as gone would drain the node for one sensor."""
+    failed = h100("3A").replace("<gpu_temp>61 C<", f"<gpu_temp>{said}<")
+    values = bench.values(take(bench, h100("18"), failed).reports[0])
+    assert values["gpu_count", Part()] == 2
+    assert ("gpu_temp_c", gpu(1)) not in values and values["memory_temp_c", gpu(1)] == 71
+
+
+def test_a_gpu_without_any_reading_is_not_counted(bench: Bench) -> None:
+    failed = h100("3A").replace("<gpu_temp>61 C<", "<gpu_temp>Unknown Error<")
+    failed = failed.replace("<performance_state>P0<", "<performance_state>Unknown Error<")
+    assert bench.values(take(bench, h100("18"), failed).reports[0])["gpu_count", Part()] == 1
+
+
 def test_a_lost_gpu_is_unknown_and_not_counted(bench: Bench) -> None:
     taken = take(bench, h100("18"), LOST, h100("5D"))
     values = bench.values(taken.reports[0])

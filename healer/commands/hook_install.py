@@ -172,6 +172,8 @@ def _hooked(slurm_conf: Path | None, text: str, to: Path, conf: Path) -> Hooked:
         for setting in found:
             if not setting.value.startswith("/"):
                 raise ConfProblem(say("commands.hook_no_path", setting=_words(setting)))
+            if setting.value.endswith("\\"):
+                raise ConfProblem(say("commands.hook_continued", setting=_words(setting)))
             if setting.value == str(program):
                 raise ConfProblem(say("commands.hook_unmarked", setting=_words(setting)))
         # Of several lines an older Slurm uses the last, a newer one all: replacing the last one is right for

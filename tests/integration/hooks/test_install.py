@@ -227,6 +227,7 @@ def test_a_program_that_is_gone_is_put_back(tmp_path: Path) -> None:
     ("more", "said"),
     [
         ("Prolog=prolog.sh\n", "not a full path"),
+        ("Prolog=/etc/slurm/prolog.sh\\\n  X=1\n", "continues on the next line"),
         ("Include sub.conf\n", "give --slurm-conf"),
         ("Epilog=/etc/*/epilog\n", "knows no file name"),
         ("HealthCheckInterval=60s\n", "HealthCheckInterval=60s is not a number of seconds"),

@@ -606,6 +606,21 @@ def test_page_is_tried_until_the_pager_is_back(site: Site) -> None:
     assert (site.paged(), site.states()) == (["trigger"], ["sent"])
 
 
+def test_a_page_does_not_wait_for_the_retry_of_milder_news_of_its_incident(site: Site) -> None:
+    """Slack was away for some minutes when it was P1; the page of P0 came up to 27 minutes late."""
+    site.notifications = only(site.notifications, "ops")
+    one = site.incident()
+    for _ in range(tell.MAX_TRIES - 1):
+        away(site, 5 * MINUTE)
+    site.round()
+    assert (site.slack(), site.states()) == ([], ["due"])
+    site.put(p0_page(msgspec.structs.replace(one, severity=Severity.P0, p0_since=START), "held"))
+    site.round(1)
+    assert (len(site.roots()), site.states()) == (1, ["due", "sent"])
+    site.round(3600)
+    assert (len(site.slack()), site.states()) == (1, ["over", "sent"]), "the milder news comes no more"
+
+
 def test_the_end_of_an_incident_is_tried_until_the_pager_is_back(site: Site) -> None:
     site.notifications = paging(site.notifications)
     one = site.incident()

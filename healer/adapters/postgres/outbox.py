@@ -190,13 +190,15 @@ class PostgresChannelOutbox:
 
     def claim(self, now: datetime) -> Attempt | None:
         before, table = deliveries.alias(), deliveries.c
+        # Milder news that waits for its retry delays no page; it is over once the page has gone out.
+        overtakes = sa.and_(table.how == Manner.page, _may_be_overtaken(before))
         is_first = ~sa.exists().where(
             before.c.thread == deliveries.c.thread,
             before.c.channel == deliveries.c.channel,
             before.c.cluster == deliveries.c.cluster,
             before.c.state == "due",
             before.c.id < deliveries.c.id,
-            sa.or_(before.c.tries > 0, _is_time(before, now)),
+            sa.or_(sa.and_(before.c.tries > 0, ~overtakes), _is_time(before, now)),
         )
         # The next round of planning withdraws it.
         is_over = sa.exists().where(incidents.c.id == deliveries.c.thread, incidents.c.state == "resolved")
@@ -225,7 +227,8 @@ class PostgresChannelOutbox:
                 begun=conn.execute(sa.select(sa.func.count()).where(*begun)).scalar_one(),
                 stage=Stage(row.stage),
                 reference=conn.execute(reference).scalar() or "",
-                is_over=row.stage == Stage.opened and _is_over(conn, row.thread, row.message),
+                is_over=(row.stage == Stage.opened and _is_over(conn, row.thread, row.message))
+                or conn.execute(_overtaken(row.id)).scalar_one(),
             )
 
     def settle(
@@ -273,6 +276,20 @@ class PostgresChannelOutbox:
     @property
     def _here(self) -> tuple[sa.ColumnElement[bool], ...]:
         return threads.c.cluster == self._cluster, threads.c.channel == self.name
+
+
+def _may_be_overtaken(table: sa.FromClause) -> sa.ColumnElement[bool]:
+    """By a later page of the same incident. An end goes first: a pager would take the page for a repeat."""
+    return sa.and_(table.c.how != Manner.page, table.c.stage != Stage.resolved)
+
+
+def _overtaken(delivery: int) -> sa.Select[bool]:
+    """Whether a later page of its incident has gone out before it: what it says is older than that."""
+    later = deliveries.alias()
+    same = (later.c[name] == deliveries.c[name] for name in ("cluster", "channel", "thread"))
+    is_later = (later.c.id > deliveries.c.id, later.c.how == Manner.page, later.c.state == "sent")
+    went_out = sa.exists().where(*same, *is_later)
+    return sa.select(sa.and_(_may_be_overtaken(deliveries), went_out)).where(deliveries.c.id == delivery)
 
 
 def _due(cluster: str, now: datetime) -> tuple[sa.ColumnElement[bool], ...]:

@@ -413,6 +413,15 @@ def test_mails_of_one_incident_are_one_thread(mail: tuple[MailServer, Mail]) -> 
     assert server.plain == []  # no word of the mail before TLS
 
 
+def test_a_page_after_a_mail_whose_answer_was_lost_is_no_repeat_of_it(mail: tuple[MailServer, Mail]) -> None:
+    """Both had the Message-ID of their incident: a mail system drops the second, and that was the page."""
+    server, sender = mail
+    for page in (notice("1f2e3d4c:told:P1", page=False), notice("1f2e3d4c:p0"), notice("1f2e3d4c:p0")):
+        sender.send(page, "")  # without a reference, as the answer to the first one was lost
+    first, second, repeat = (message["Message-ID"] for _, message in server.mails)
+    assert first != second == repeat
+
+
 @pytest.mark.parametrize(
     ("says", "words", "refused"),
     [

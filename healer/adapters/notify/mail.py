@@ -1,7 +1,8 @@
 """E-mail by SMTP, with one thread for each incident.
 
-The first Message-ID of a thread is derived from cluster and incident (RFC 5322, 3.6.4), so that any process
-can reply to it, also after a crash; a repeat has the Message-ID of the first attempt.
+A Message-ID is derived from the message (RFC 5322, 3.6.4): a repeat has that of the first attempt, and no
+other mail has it, as a mail system drops the second mail of one Message-ID. The first of a thread is its
+reference.
 """
 
 import smtplib
@@ -62,7 +63,7 @@ class Mail(OneWay):
         except OSError as error:
             why = error.strerror or type(error).__name__
             raise DeliveryFailed(say("adapters.mail_unreached", error=why)) from None
-        return root_id(notice)
+        return ref or str(mail["Message-ID"])
 
     def _send(self, mail: EmailMessage) -> None:
         host, _, port = self._channel.server.rpartition(":")
@@ -89,19 +90,14 @@ class Mail(OneWay):
         return self._context or ssl.create_default_context()
 
 
-def root_id(notice: Notice) -> str:
-    return _message_id(f"{notice.cluster}\0{notice.thread}")
-
-
 def letter(notice: Notice, ref: str, channel: Channel, now: datetime) -> EmailMessage:
     """`ref`: the reference of the thread; empty for its first mail."""
-    root = root_id(notice)
     mail = EmailMessage()
     mail["From"], mail["To"], mail["Date"] = channel.sender, ", ".join(channel.to), format_datetime(now)
     mail["Subject"] = cut(" ".join(notice.title.split()), 200)
-    mail["Message-ID"] = _message_id(notice.id) if ref else root
+    mail["Message-ID"] = _message_id(f"{notice.cluster}\0{notice.id}")
     if ref:
-        mail["In-Reply-To"] = mail["References"] = root
+        mail["In-Reply-To"] = mail["References"] = ref
     mail["Auto-Submitted"] = "auto-generated"
     mail["X-Incident-Id"] = " ".join(notice.thread.split())
     if notice.page:

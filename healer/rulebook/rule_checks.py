@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -187,15 +188,24 @@ def _hosts(at: Where, texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _window(at: Where, window: Maintenance) -> Maintenance:
+    """With its bounds in UTC, as every part shows and compares them."""
     at.check("nodes", bool(window.nodes), say("rulebook.list_empty"))
+    bounds: dict[str, datetime] = {}
     for name in ("since", "until"):
         moment = getattr(window, name)
-        if moment is not None and moment.tzinfo is None:
+        if moment is None:
+            continue
+        if moment.tzinfo is None:
             at.at(name).problem(say("rulebook.no_time_zone", name=name), say("rulebook.write_z_or_an"))
             return window
-    if window.since and window.until and window.since >= window.until:
+        try:
+            bounds[name] = moment.astimezone(UTC)
+        except OverflowError:
+            at.wrong(name, say("rulebook.no_year_in_utc"), say("rulebook.leave_out_open_bound"))
+            return window
+    if len(bounds) == 2 and bounds["since"] >= bounds["until"]:
         at.wrong("until", say("rulebook.lies_before_since"))
-    return msgspec.structs.replace(window, nodes=_hosts(at.at("nodes"), window.nodes))
+    return msgspec.structs.replace(window, nodes=_hosts(at.at("nodes"), window.nodes), **bounds)
 
 
 def read_watches(source: Source) -> WatchSettings:

@@ -384,6 +384,24 @@ def test_planned_work_needs_a_time_zone(folder: Path) -> None:
     assert "since: has no time zone" in problem(folder)
 
 
+def test_planned_work_with_an_offset_is_kept_in_utc(folder: Path) -> None:
+    """Pages and messages showed the offset's clock as UTC: work until 05:00 UTC was over at "00:00 UTC"."""
+    window = "{nodes: [gpu01], why: PSU, since: 2026-11-01T00:30:00-05:00, until: 2026-11-02T04:00:00+10:30}"
+    edit(folder, "guards.yaml", "maintenance: []", f"maintenance: [{window}]")
+    (kept,) = load(folder).guards.maintenance
+    assert (str(kept.since), str(kept.until)) == ("2026-11-01 05:30:00+00:00", "2026-11-01 17:30:00+00:00")
+
+
+@pytest.mark.parametrize(
+    "bound", ["until: 9999-12-31T23:59:59-05:00", "since: 0001-01-01T00:00:00+10:30"], ids=["end", "start"]
+)
+def test_planned_work_lies_in_a_year_that_utc_has(folder: Path, bound: str) -> None:
+    """Pages of runs that waited for such an end were answered with status 500."""
+    edit(folder, "guards.yaml", "maintenance: []", f"maintenance: [{{nodes: [gpu01], why: PSU, {bound}}}]")
+    found = problem(folder)
+    assert bound[:5] in found and "outside the years 1 to 9999 in UTC" in found
+
+
 def test_a_partition_may_have_a_name_of_digits_or_a_word_of_yaml(folder: Path) -> None:
     """Its caps were under the number 1, which no partition of Slurm is."""
     edit(

@@ -150,16 +150,34 @@ def ended_windows(
     return found
 
 
-def planned_window(
-    rules: Ruleset, cluster: str, node: SlurmNode, now: datetime, snapshot: SlurmSnapshot | None
-) -> Maintenance | None:
-    """Planned work by the site's list (for the cluster or for the node's partitions) or by Slurm's own flag.
+def lifted_windows(
+    before: Ruleset, rules: Ruleset, cluster: str, nodes: Iterable[SlurmNode], since: datetime, now: datetime
+) -> dict[str, datetime]:
+    """Nodes in planned work by the site's list as it was at `since`, and by the present one no longer: their
+    work has ended `now`, as a person took it off the list or changed its bounds."""
+    if not may_be_planned(before, cluster):
+        return {}
+    were_in_work = (node for node in nodes if _listed_window(before, cluster, node, since) is not None)
+    return {node.name: now for node in were_in_work if _listed_window(rules, cluster, node, now) is None}
 
-    Neither healer's reservation for tests counts, nor power saving of a node that is out of service.
-    """
+
+def _listed_window(rules: Ruleset, cluster: str, node: SlurmNode, now: datetime) -> Maintenance | None:
+    """Planned work by the site's list, for the cluster or for the node's partitions."""
     for settings in (settings_of(rules, cluster), *settings_of_node(rules, cluster, node)):
         if window := window_of(settings.maintenance, node, now):
             return window
+    return None
+
+
+def planned_window(
+    rules: Ruleset, cluster: str, node: SlurmNode, now: datetime, snapshot: SlurmSnapshot | None
+) -> Maintenance | None:
+    """Planned work by the site's list or by Slurm's own flag.
+
+    Neither healer's reservation for tests counts, nor power saving of a node that is out of service.
+    """
+    if window := _listed_window(rules, cluster, node, now):
+        return window
     if is_planned_work(snapshot, node):
         return Maintenance(nodes=(node.name,), why=say("decisions.shown_as", state="+".join(node.state)))
     return None

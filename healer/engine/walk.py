@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from healer.decisions.node_facts import ended_windows, planned_window
+from healer.decisions.node_facts import ended_windows, lifted_windows, planned_window
 from healer.detection import PictureLook, detect, read_all
 from healer.detection.protocol import Pair
 from healer.detection.reported import gauge_findings
@@ -161,12 +161,21 @@ def _nodes_of_broken_places(walk: Walk) -> Iterator[str]:
 
 
 def _note_ended_windows(rules: Ruleset, picture: Picture, now: datetime) -> None:
-    """Records planned work of the site's list that ended since the last walk, or before a restart."""
+    """Records planned work of the site's list that ended since the last walk, or before a restart; by its
+    end, or because the list was changed."""
     if picture.slurm is None:
         return
     changes, nodes = picture.changes, picture.slurm.nodes.values()
     since, changes.windows_until = changes.windows_until or now - KEPT, now
-    changes.work_ended |= ended_windows(rules, picture.cluster, nodes, since, now)
+    before, changes.windows_of = changes.windows_of or rules, rules
+    ended = ended_windows(rules, picture.cluster, nodes, since, now)
+    if before is not rules:
+        lifted = lifted_windows(before, rules, picture.cluster, nodes, since, now)
+        # Kept with the node, as the list no longer says when they ended.
+        picture.facts_changed.update(picture.node(name).name for name in lifted)
+        ended |= lifted
+    for name, at in ended.items():
+        changes.work_ended[name] = max(at, changes.work_ended.get(name, at))
 
 
 def _planned_on(rules: Ruleset, picture: Picture, now: datetime, node: SlurmNode) -> Maintenance | None:

@@ -24,6 +24,7 @@ from healer.model import (
     Observation,
     ObservationKind,
     Reference,
+    Ruleset,
     Sense,
     SlurmJob,
     SlurmNode,
@@ -190,9 +191,11 @@ class Standing:
 class Changes:
     """Recent changes of nodes by people and boots."""
 
-    #: When planned work on a node last ended; and until when the site's maintenance windows were checked.
+    #: When planned work on a node last ended; until when the site's maintenance windows were checked, and of
+    #: which rules.
     work_ended: dict[str, datetime] = field(default_factory=dict)
     windows_until: datetime | None = None
+    windows_of: Ruleset | None = None
     #: Nodes that Slurm showed in planned work before a restart, and that have not been checked since.
     in_work: set[str] = field(default_factory=set)
     #: Since when Slurm shows nodes as no longer out by plan or starting.

@@ -125,6 +125,35 @@ def test_a_window_of_the_sites_list_is_planned_work_too() -> None:
     assert of_node(document, 1)["closed"] is not None
 
 
+def site_in(*windows: Maintenance) -> Ruleset:
+    rules = rules_in(Mode.auto)
+    guards = msgspec.structs.replace(rules.guards, maintenance=windows)
+    return msgspec.structs.replace(rules, guards=guards)
+
+
+@pytest.mark.parametrize("end", ["gone from the list", "an end that is over", "other nodes"])
+def test_work_that_is_taken_off_the_sites_list_has_ended(end: str) -> None:
+    """Its late lines counted as faults of a node in service, and drained a healthy one."""
+    window = Maintenance(nodes=(name(1), name(2)), why="PSU swap", until=later(2 * HOUR))
+    site = Site(10, rules=site_in(window))
+    site.run_for(HOUR, step_s=60)
+    of_the_work = site.say(1, LOST, at=site.now - timedelta(minutes=10))
+    changed = {
+        "gone from the list": (),
+        "an end that is over": (msgspec.structs.replace(window, until=site.now - timedelta(minutes=2)),),
+        "other nodes": (msgspec.structs.replace(window, nodes=(name(2),)),),
+    }
+    site.rules = site_in(*changed[end])
+    ended_at = site.now
+    site.run_for(60, step_s=10)
+    site.run_for(60, *of_the_work, step_s=5)
+    assert (site.runs, site.incident.severity, site.node(1).in_service) == ([], "P3", True)
+    kept = {inventory.node: inventory.worked_until for inventory in site.ledger.inventories()}
+    assert kept == {name(1): ended_at} | ({} if end == "other nodes" else {name(2): ended_at})
+    site.run_for(60, *site.say(1, STILL_LOST), step_s=5)
+    assert not site.node(1).in_service
+
+
 def test_fault_reported_during_manual_work_belongs_to_that_person() -> None:
     swap = {"state": ["IDLE", "DRAIN"], "reason": "PSU swap", "reason_user": "ann"}
     quiet = played(shown(0, swap), kernel(10, 1, LOST), nodes(HOUR), clock(HOUR + 600))

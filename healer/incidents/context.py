@@ -13,6 +13,7 @@ import msgspec
 
 from healer.incidents.book import Book
 from healer.incidents.growth import add_ruled_out
+from healer.incidents.lifecycle import is_planned
 from healer.model import (
     Component,
     ContextKind,
@@ -259,7 +260,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     if not incident.plan or rule is None:
         return incident
     ended = next((entry for entry in rules.context if entry.name == incident.plan), None)
-    if ended is not None and ended.when in HUMAN_WORK and incident.seen_again is None:
+    if ended is not None and ended.when in HUMAN_WORK and not _outlasts(incident, ended):
         over = incident.waits_since or context.ended(incident)
         # Evidence from before the work is not caused by the work.
         cause = incident.cause if incident.node_was_out else rule.cause
@@ -267,6 +268,13 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     return msgspec.structs.replace(
         incident, severity=rule.severity, cause=rule.cause, plan=NO_WORDS, waits_since=None
     )
+
+
+def _outlasts(incident: Incident, work: ContextRule) -> bool:
+    """Nothing need be seen again after the work: it has been, or a remedy was planned before planned
+    maintenance, and only proof ends that (law 10), not a line that is not repeated."""
+    known_before = work.when is ContextKind.maintenance and not incident.node_was_out
+    return incident.seen_again is not None or (known_before and is_planned(incident))
 
 
 def _rule_for_late_lines(context: Context, incident: Incident) -> ContextRule | None:

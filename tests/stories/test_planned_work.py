@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.model import Maintenance, Mode, Reservation, Ruleset, RunState
+from healer.model import Maintenance, Mode, Reservation, Ruleset, RunState, StepEvent
 from tests.stories.test_judged_contexts import listed
 from tests.stories.test_replay import actions, clock, job, jobs, kernel, nodes, played, row
-from tests.support.loop import CLUSTER, LOST, START, Site, later, name, rules_in
+from tests.support.loop import CLUSTER, DEGRADED, LOST, START, Site, later, name, rules_in
 
 pytestmark = pytest.mark.heavy
 
@@ -152,6 +152,24 @@ def test_work_that_is_taken_off_the_sites_list_has_ended(end: str) -> None:
     assert kept == {name(1): ended_at} | ({} if end == "other nodes" else {name(2): ended_at})
     site.run_for(60, *site.say(1, STILL_LOST), step_s=5)
     assert not site.node(1).in_service
+
+
+def test_a_remedy_planned_before_the_work_is_still_planned_after_it() -> None:
+    """A network window over a whole rack ended each plan of its nodes: half an hour later the pending row
+    remap was "not seen after the work", though its line comes only once and no one had touched the GPU."""
+    window = Maintenance(nodes=(name(2),), why="new leaf", since=later(600), until=later(600 + HOUR))
+    site = Site(10, rules=site_in(window), test_s=60)
+    work = site.slurm.add_job(required=[name(2)], gpus=8)
+    site.run_for(300, *site.say(2, DEGRADED), step_s=10)
+    assert (site.incident.severity, site.runs[0].state) == ("P2", RunState.running)
+    site.run_for(600, step_s=10)
+    assert site.incident.severity == "P3"
+    site.run_for(2 * HOUR, step_s=10)
+    assert (site.incident.severity, site.incident.is_open, site.node(2).in_service) == ("P2", True, True)
+    site.slurm.complete(work)
+    site.run_for(HOUR, step_s=10)
+    assert (site.runs[0].state, site.open_incidents, site.node(2).in_service) == (RunState.done, [], True)
+    assert site.log(site.runs[0].id, "now-reset")[-1].event is StepEvent.done
 
 
 def test_fault_reported_during_manual_work_belongs_to_that_person() -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 import msgspec
 
@@ -118,8 +119,8 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
         ):
             continue
         active = runs.get(incident.run or "")
-        if active is not None and mode_now_forbids(walk, incident, rule, active):
-            end_untouched(walk, active, RunState.rejected, say("engine.mode_changed"))
+        if active is not None and (why := why_forbidden_now(walk, incident, rule, active)) is not None:
+            end_untouched(walk, active, RunState.rejected, why)
             incident, active = walk.work.by_id[incident.id], None
         if active is None and _is_done(walk, incident):
             continue
@@ -270,15 +271,21 @@ def end_untouched(walk: Walk, run: Run, state: RunState, why: Said) -> None:
     walk.facts = without_run(walk.gate, run)
 
 
-def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bool:
-    """The rule's present mode allows less than when the run began to wait."""
+def why_forbidden_now(walk: Walk, incident: Incident, rule: Rule, run: Run) -> Said | None:
+    """Why a run that has taken nothing ends: the rule's present mode allows less than when the run began to
+    wait; or planned work has begun on the node, after which the fault must be seen again. A plan waits on."""
     playbook = walk.rules.playbooks.get(run.playbook)
     if run.by != "healer" or playbook is None or not _is_untouched(walk, run):
-        return False
+        return None
     mode = walk.rules.mode_of(rule, walk.gate.modes)
     proposal = msgspec.structs.replace(proposal_to_begin(run, playbook, incident), mode=mode)
-    verdict = judge(proposal, walk.gate, walk.rules, walk.now, {Guard.mode, Guard.approval})
-    return verdict.outcome is not Outcome.act
+    asked = partial(judge, proposal, walk.gate, walk.rules, walk.now)
+    if asked({Guard.mode, Guard.approval}).outcome is not Outcome.act:
+        return say("engine.mode_changed")
+    if incident.state is not IncidentState.mitigating:
+        return None
+    work = asked({Guard.maintenance})
+    return work.why if work.outcome is not Outcome.act else None
 
 
 def end_milder_run(walk: Walk, incident: Incident, rule: Rule) -> None:

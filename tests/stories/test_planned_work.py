@@ -172,6 +172,32 @@ def test_a_remedy_planned_before_the_work_is_still_planned_after_it() -> None:
     assert site.log(site.runs[0].id, "now-reset")[-1].event is StepEvent.done
 
 
+def test_work_that_begins_before_a_run_has_taken_its_node_makes_it_wait_for_proof() -> None:
+    """It was a P0 under planned work, and at its end the run drained the node that people had repaired."""
+    window = Maintenance(nodes=(name(1),), why="GPU swap", since=later(600), until=later(600 + HOUR))
+    site = Site(10, rules=site_in(window), test_s=60)
+    site.walk(*site.say(1, LOST))
+    site.clock.advance(3)
+    site.walk()
+    assert site.runs[0].state is RunState.running
+    site.pause("node", name(1))  # between the run's start and its drain
+    site.run_for(590, step_s=10)
+    assert site.incident.severity == "P0"
+    site.run_for(30, step_s=10)
+    site.end_pause()
+    site.run_for(HOUR - 60, step_s=10)
+    assert (site.incident.severity, site.incident.held_by, site.node(1).in_service) == (
+        "P3",
+        "maintenance",
+        True,
+    )
+    site.run_for(600, step_s=10)
+    assert site.incident.waits_since == window.until and site.node(1).in_service
+    site.run_for(60, *site.say(1, STILL_LOST), step_s=5)
+    assert site.incident.severity == "P1" and not site.node(1).in_service
+    assert [run.state for run in site.runs] == [RunState.rejected, RunState.waiting]
+
+
 def test_fault_reported_during_manual_work_belongs_to_that_person() -> None:
     swap = {"state": ["IDLE", "DRAIN"], "reason": "PSU swap", "reason_user": "ann"}
     quiet = played(shown(0, swap), kernel(10, 1, LOST), nodes(HOUR), clock(HOUR + 600))

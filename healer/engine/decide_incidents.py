@@ -26,6 +26,7 @@ from healer.decisions import (
     severity_of,
 )
 from healer.decisions.book_mismatch import forgotten_drains
+from healer.decisions.node_facts import node_of, planned_window
 from healer.decisions.sweeps import with_sweep
 from healer.engine.second_looks import begin_looks
 from healer.engine.starts import count_begun
@@ -282,10 +283,11 @@ def why_forbidden_now(walk: Walk, incident: Incident, rule: Rule, run: Run) -> S
     asked = partial(judge, proposal, walk.gate, walk.rules, walk.now)
     if asked({Guard.mode, Guard.approval}).outcome is not Outcome.act:
         return say("engine.mode_changed")
-    if incident.state is not IncidentState.mitigating:
+    node = node_of(proposal, walk.gate)
+    if incident.state is not IncidentState.mitigating or node is None:
         return None
-    work = asked({Guard.maintenance})
-    return work.why if work.outcome is not Outcome.act else None
+    window = planned_window(walk.rules, walk.gate.cluster, node, walk.now, walk.gate.snapshot)
+    return asked({Guard.maintenance}).why if window is not None else None
 
 
 def end_milder_run(walk: Walk, incident: Incident, rule: Rule) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.model import Maintenance, Mode, Reservation, Ruleset, RunState, StepEvent
+from healer.model import Maintenance, Mode, Reservation, Ruleset, RunState, SlurmSnapshot, StepEvent
 from tests.stories.test_judged_contexts import listed
 from tests.stories.test_replay import actions, clock, job, jobs, kernel, nodes, played, row
 from tests.support.loop import CLUSTER, DEGRADED, LOST, START, Site, later, name, rules_in
@@ -196,6 +196,29 @@ def test_work_that_begins_before_a_run_has_taken_its_node_makes_it_wait_for_proo
     site.run_for(60, *site.say(1, STILL_LOST), step_s=5)
     assert site.incident.severity == "P1" and not site.node(1).in_service
     assert [run.state for run in site.runs] == [RunState.rejected, RunState.waiting]
+
+
+def test_a_picture_without_the_node_is_no_planned_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard of planned work holds for an unknown node too: the waiting run ended as rejected."""
+    site = Site(10, test_s=60)
+    site.walk(*site.say(1, LOST))
+    site.clock.advance(3)
+    site.walk()
+    site.pause("node", name(1))  # between the run's start and its drain
+    site.run_for(60, step_s=10)
+    whole = site.slurm.snapshot
+
+    def cut() -> SlurmSnapshot:
+        snapshot = whole()
+        nodes = {node: row for node, row in snapshot.nodes.items() if node != name(1)}
+        return msgspec.structs.replace(snapshot, nodes=nodes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.slurm, "snapshot", cut)
+        site.run_for(30, step_s=10)
+    site.end_pause()
+    site.run_for(60, step_s=5)
+    assert len(site.runs) == 1 and not site.node(1).in_service
 
 
 def test_fault_reported_during_manual_work_belongs_to_that_person() -> None:

@@ -279,8 +279,10 @@ class PostgresChannelOutbox:
 
 
 def _may_be_overtaken(table: sa.FromClause) -> sa.ColumnElement[bool]:
-    """By a later page of the same incident. An end goes first: a pager would take the page for a repeat."""
-    return sa.and_(table.c.how != Manner.page, table.c.stage != Stage.resolved)
+    """By a later page of the same incident. An end goes first: a pager would take the page for a repeat. A
+    question for an approval stays open whatever is paged."""
+    asks = table.c.message.contains(APPROVAL_MARK)
+    return sa.and_(table.c.how != Manner.page, table.c.stage != Stage.resolved, ~asks)
 
 
 def _overtaken(delivery: int) -> sa.Select[bool]:

@@ -621,6 +621,25 @@ def test_a_page_does_not_wait_for_the_retry_of_milder_news_of_its_incident(site:
     assert (len(site.slack()), site.states()) == (1, ["over", "sent"]), "the milder news comes no more"
 
 
+def test_no_page_passes_over_a_request_for_an_approval(site: Site) -> None:
+    """It is not older news than the page: people still have to answer it."""
+    site.notifications = only(site.notifications, "ops")
+    one = site.incident(severity=Severity.P2)
+    asks = Run(
+        id="r1", cluster="pod1", playbook="drain", state=RunState.waiting, by="healer", reason="x",
+        created_at=START, node="gpu0001", incident=one.id, approve_until=START + timedelta(hours=12),
+    )  # fmt: skip
+    with site.db.begin() as conn:
+        api.save_run(conn, asks)
+    site.put(approval_page(asks))  # of a step: it does not page
+    for _ in range(tell.MAX_TRIES - 1):
+        away(site, 5 * MINUTE)
+    site.put(p0_page(msgspec.structs.replace(one, severity=Severity.P0, p0_since=START), "held"))
+    site.round(1)
+    site.round(30 * MINUTE)
+    assert site.states()[:2] == ["sent", "sent"]
+
+
 def test_the_end_of_an_incident_is_tried_until_the_pager_is_back(site: Site) -> None:
     site.notifications = paging(site.notifications)
     one = site.incident()

@@ -228,7 +228,7 @@ class PostgresChannelOutbox:
                 stage=Stage(row.stage),
                 reference=conn.execute(reference).scalar() or "",
                 is_over=(row.stage == Stage.opened and _is_over(conn, row.thread, row.message))
-                or conn.execute(_overtaken(row.id)).scalar_one(),
+                or (row.tries > 1 and conn.execute(_overtaken(row.id)).scalar_one()),
             )
 
     def settle(

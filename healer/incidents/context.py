@@ -260,7 +260,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     if not incident.plan or rule is None:
         return incident
     ended = next((entry for entry in rules.context if entry.name == incident.plan), None)
-    if ended is not None and ended.when in HUMAN_WORK and not _outlasts(incident, ended):
+    if ended is not None and ended.when in HUMAN_WORK and not _outlasts(incident):
         over = incident.waits_since or context.ended(incident)
         # Evidence from before the work is not caused by the work.
         cause = incident.cause if incident.node_was_out else rule.cause
@@ -270,11 +270,10 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     )
 
 
-def _outlasts(incident: Incident, work: ContextRule) -> bool:
-    """Nothing need be seen again after the work: it has been, or a remedy was planned before planned
-    maintenance, and only proof ends that (law 10), not a line that is not repeated."""
-    known_before = work.when is ContextKind.maintenance and not incident.node_was_out
-    return incident.seen_again is not None or (known_before and is_planned(incident))
+def _outlasts(incident: Incident) -> bool:
+    """Nothing need be seen again after the work: it has been, or a remedy was planned before the work, and
+    only proof ends that (law 10), not a line that is not repeated."""
+    return incident.seen_again is not None or (is_planned(incident) and not incident.node_was_out)
 
 
 def _rule_for_late_lines(context: Context, incident: Incident) -> ContextRule | None:

@@ -221,6 +221,29 @@ def test_a_picture_without_the_node_is_no_planned_work(monkeypatch: pytest.Monke
     assert len(site.runs) == 1 and not site.node(1).in_service
 
 
+@pytest.mark.parametrize("job_ends", ["after the drain", "under the drain"])
+def test_a_remedy_planned_before_a_persons_drain_is_still_planned_after_it(job_ends: str) -> None:
+    """A person had the node for an hour, for a cable, and resumed it. Half an hour later the pending row
+    remap was "not seen after the work", and its run ended."""
+    site = Site(10, rules=rules_in(Mode.auto), test_s=60)
+    work = site.slurm.add_job(required=[name(2)], gpus=8)
+    site.run_for(300, *site.say(2, DEGRADED), step_s=10)
+    site.slurm.person_drain(name(2), "cable of the BMC", "ann")
+    site.run_for(600, step_s=10)
+    if job_ends == "under the drain":
+        site.slurm.complete(work)
+    site.run_for(HOUR, step_s=10)
+    assert (site.node(2).reason, site.node(2).in_service) == ("cable of the BMC", False)
+    site.slurm.resume(name(2))
+    site.run_for(HOUR, step_s=10)
+    if job_ends == "after the drain":
+        assert (site.incident.is_open, site.node(2).in_service) == (True, True)
+        site.slurm.complete(work)
+    site.run_for(HOUR, step_s=10)
+    assert (site.runs[-1].state, site.open_incidents, site.node(2).in_service) == (RunState.done, [], True)
+    assert site.log(site.runs[-1].id, "now-reset")[-1].event is StepEvent.done
+
+
 def test_fault_reported_during_manual_work_belongs_to_that_person() -> None:
     swap = {"state": ["IDLE", "DRAIN"], "reason": "PSU swap", "reason_user": "ann"}
     quiet = played(shown(0, swap), kernel(10, 1, LOST), nodes(HOUR), clock(HOUR + 600))

@@ -73,14 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=ROOT, check=False).returncode:
         parser.error("there are changes that are not committed; a release is one commit")
-    if not (told := changes(__version__)):
+    if not (notes := changes(__version__)):
         parser.error(f"CHANGELOG.md has no section ## {__version__}")
     shutil.rmtree(asked.out, ignore_errors=True)
     try:
         made = make(asked)
     except NodeError as error:
         parser.error(str(error))
-    print(f"\nhealer {__version__}\n\n{told}\n\n{made.read_text()}", end="")
+    print(f"\nhealer {__version__}\n\n{notes}\n\n{made.read_text()}", end="")
     if asked.keys is None:
         print("not signed: give --keys FOLDER of `healer node-keys`")
     if asked.offline:

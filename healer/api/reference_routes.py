@@ -85,7 +85,7 @@ def _learnt(services: Services, cluster: str, body: LearnBody, by: str) -> Learn
     reported = {inventory.node: inventory.facts for inventory in services.queries.nodes.inventories(cluster)}
     facts = merged_facts(shown, reported.get(body.node))
     if not facts:
-        raise Conflict(say("api.reference_routes_told_nothing_itself_yet_no", node=body.node))
+        raise Conflict(say("api.reference_routes_no_report_yet", node=body.node))
     kind = (body.kind or node_kind(shown.gpu_model)).lower()
     reference = Reference(
         cluster=cluster,

@@ -23,11 +23,11 @@ from healer.model.faults import Trait, fault_is
 from healer.text import Said, say
 
 
-def confirm_after_work(incident: Incident, finding: Finding, told_at: datetime, now: datetime) -> Incident:
-    """The incident, marked as seen again if the finding, dated `told_at` by our clock, shows that the fault
+def confirm_after_work(incident: Incident, finding: Finding, found_at: datetime, now: datetime) -> Incident:
+    """The incident, marked as seen again if the finding, dated `found_at` by our clock, shows that the fault
     outlived the planned work under which it arose. An event is new in that case; a measured level may date
     from before."""
-    if incident.waits_since is None or not is_proof(incident, finding) or told_at <= incident.waits_since:
+    if incident.waits_since is None or not is_proof(incident, finding) or found_at <= incident.waits_since:
         return incident
     news = finding.evidence[0].sense not in MEASURED
     out = incident.node_was_out and not news

@@ -96,9 +96,9 @@ def _unpacked(cluster: str, rows: Sequence[PackedReport]) -> list[Report | BadBl
         for columns, at in _alike(raw, np.flatnonzero(read)):
             same = raw if len(at) == len(raw) else raw[at]
             for number, values in zip(at.tolist(), _values(same, len(columns)), strict=True):
-                node, told_at, arrived_at, _, relayed_by = rows[places[number]]
+                node, sent_at, arrived_at, _, relayed_by = rows[places[number]]
                 found[places[number]] = Report(
-                    cluster, node, told_at, arrived_at, columns, values, relayed_by
+                    cluster, node, sent_at, arrived_at, columns, values, relayed_by
                 )
     return found
 

@@ -100,7 +100,7 @@ _HOW = {Combine.last: 0, Combine.max: 1, Combine.min: 2, Combine.sum: 3}
 
 
 class Samples(NamedTuple):
-    """slots: (n,) int32; values: (n,) float64; times: (n,) int64, ms since 1970 or NOT_TOLD.
+    """slots: (n,) int32; values: (n,) float64; times: (n,) int64, ms since 1970 or NO_TIME.
 
     `lines`: the line of a sample by its position, for rejections; if there is none, the position itself."""
 

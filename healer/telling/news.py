@@ -322,8 +322,8 @@ def _nodes(names: Sequence[str]) -> Said:
 def notify_message(incident: Incident, kind: str = "opened", *, acts: bool = False) -> Message:
     """For rules whose remedy is `notify`. P0 and P1 page. `acts`: the rule also starts or proposes a
     playbook."""
-    only_told = () if acts else (say("telling.only_told"),)
-    lines = verdict_sentence(incident), _nodes(sorted(incident.nodes)), *only_told
+    note_only = () if acts else (say("telling.only_told"),)
+    lines = verdict_sentence(incident), _nodes(sorted(incident.nodes)), *note_only
     pages = incident.severity in {Severity.P0, Severity.P1}
     return _of_incident(incident, kind, _title_at_root(incident), lines, incident.severity, page=pages)
 

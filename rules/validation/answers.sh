@@ -102,26 +102,26 @@ def on_gpus(seconds):
                 else threads.submit(product, torch, one, name, dtype, until)
                 for one in range(count) if one not in kept
             }
-            told = {}
+            answers = {}
             for one, job in asked.items():
                 if job.exception() is not None:
                     kept[one] = "GPU %d: %s" % (one, str(job.exception()).split("\n")[0])
                     continue
-                told[one], other, repeats = job.result()
+                answers[one], other, repeats = job.result()
                 if other:
                     bad.append("GPU %d: %s differs in %d of %d repeats" % (one, name, other, repeats))
-                elif answer is not None and told[one] != KNOWN[answer]:
+                elif answer is not None and answers[one] != KNOWN[answer]:
                     bad.append("GPU %d: a wrong answer in %s" % (one, name))
             if answer is None:
-                bad += unlike(torch, told, name)
-                same = next(iter(told.values()), "")
+                bad += unlike(torch, answers, name)
+                same = next(iter(answers.values()), "")
     return count - len(kept), bad, next(iter(kept.values()), ""), same
 
-def unlike(torch, told, name):
+def unlike(torch, answers, name):
     """GPUs whose answer is not that of most others of their model."""
     found = []
-    for model in {torch.cuda.get_device_name(one) for one in told}:
-        alike = {one: made for one, made in told.items() if torch.cuda.get_device_name(one) == model}
+    for model in {torch.cuda.get_device_name(one) for one in answers}:
+        alike = {one: made for one, made in answers.items() if torch.cuda.get_device_name(one) == model}
         (most, times), *others = Counter(alike.values()).most_common()
         if others and times == others[0][1]:
             found.append("GPUs %s do not agree in %s" % (" ".join(map(str, sorted(alike))), name))

@@ -12,7 +12,7 @@ untested() {
 command -v dcgmi >/dev/null 2>&1 || untested "no dcgmi here"
 command -v python3 >/dev/null 2>&1 || untested "no python3 here, which reads what dcgmi prints"
 
-told=$(timeout $limit_s dcgmi diag -r $level -j)
+report=$(timeout $limit_s dcgmi diag -r $level -j)
 status=$?
 if [ $status -eq 124 ]; then
     echo "healer-says level $level did not end within $limit_s s"
@@ -20,7 +20,7 @@ if [ $status -eq 124 ]; then
 fi
 # DCGM 3 and 4 differ in their names, and agree that each result has a `status` and a test a `name`.
 # No result at all is no verdict: its host engine is not up, or it lacks a right.
-TOLD=$told python3 - "$level" "$status" <<'PYTHON'
+REPORT=$report python3 - "$level" "$status" <<'PYTHON'
 import json, os, sys
 
 def results(part, name=""):
@@ -37,7 +37,7 @@ def results(part, name=""):
                 yield from results(one, name)
 
 level, status = sys.argv[1:]
-text = os.environ["TOLD"]
+text = os.environ["REPORT"]
 try:
     found = list(results(json.loads(text[text.index("{"):])))
 except ValueError:

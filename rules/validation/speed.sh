@@ -46,8 +46,8 @@ try:
     if not count:
         raise RuntimeError("no GPU for PyTorch")
     with ThreadPoolExecutor(count) as threads:
-        told = list(threads.map(lambda number: gpu(torch, number), range(count)))
-    print("healer-speed %.2f %.1f %s" % (min(one[0] for one in told), min(one[1] for one in told), node))
+        speeds = list(threads.map(lambda number: gpu(torch, number), range(count)))
+    print("healer-speed %.2f %.1f %s" % (min(one[0] for one in speeds), min(one[1] for one in speeds), node))
 except Exception as error:
     print("healer-none %s on %s" % (str(error).split("\n")[0][:80] or type(error).__name__, node))
 '
@@ -57,9 +57,9 @@ if [ "$nodes" -ge 2 ]; then
 else
     shown=$(timeout $limit python3 -c "$program" "$seconds" 2>&1)
 fi
-told=$(printf '%s\n' "$shown" | grep -c '^healer-speed ')
-[ "$told" -eq "$nodes" ] ||
-    untested "$told of $nodes nodes were measured: $(printf '%s\n' "$shown" | grep -v '^healer-speed ' | head -n 1)"
+measured=$(printf '%s\n' "$shown" | grep -c '^healer-speed ')
+[ "$measured" -eq "$nodes" ] ||
+    untested "$measured of $nodes nodes were measured: $(printf '%s\n' "$shown" | grep -v '^healer-speed ' | head -n 1)"
 slowest() { printf '%s\n' "$shown" | awk -v column="$1" '/^healer-speed /{ print $column, $4 }' | sort -g | head -n 1; }
 gemm=$(slowest 2) copy=$(slowest 3)
 echo "healer-result gemm_tflop_per_s ${gemm% *}"

@@ -192,7 +192,7 @@ def test_endpoint_without_redfish_is_reported(bmcs: Bmcs, client: Redfish) -> No
     assert "answered 404" in refused(client)
 
 
-def test_a_certificate_of_nobodys_is_not_believed(bmcs: Bmcs) -> None:
+def test_a_certificate_of_an_unknown_issuer_is_not_believed(bmcs: Bmcs) -> None:
     for settings, believed in ((bmcs.settings(ca_file=None), False), (bmcs.settings(check_tls=False), True)):
         client = Redfish(settings)
         if believed:

@@ -1,4 +1,4 @@
-"""healer-node behind a real sshd: failures are told apart, and a hanging node blocks no other."""
+"""healer-node behind a real sshd: each failure has its own word, and a hanging node blocks no other."""
 
 import json
 import os

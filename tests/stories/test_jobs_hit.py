@@ -231,7 +231,7 @@ def test_pitfalls_9_and_16_and_keep_are_respected_and_the_owner_is_notified(
     assert f"incident {site.incident.short_id}" in owner_notice(site, number)
 
 
-def test_an_owner_of_an_array_is_told_of_one_task() -> None:
+def test_an_owner_of_an_array_hears_of_one_task() -> None:
     """The id of its last task means the whole array to `scontrol requeue`."""
     task = SlurmJob(id="4700", state="RUNNING", requeue=False, array_job="4700", array_task=3)
     assert "scontrol requeue 4700_3." in (why_not_restartable(task) or "")

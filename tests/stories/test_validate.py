@@ -302,7 +302,7 @@ def test_node_left_in_its_tests_is_reported() -> None:
     assert site.open_incidents == []
 
 
-def test_a_run_that_is_cancelled_amid_the_tests_leaves_nobodys_job_on_the_node() -> None:
+def test_a_run_cancelled_during_its_tests_leaves_no_test_job_on_the_node() -> None:
     site, run = in_test()
     site.want()
     site.cancel(run)
@@ -409,7 +409,7 @@ MOMENTS = [
 
 @pytest.mark.parametrize("passes", [True, False])
 @pytest.mark.parametrize("moment", [*MOMENTS, "started:out", "done:out", "performed:out"])
-def test_a_death_at_any_moment_lets_nobodys_job_meet_an_untested_node(moment: str, passes: bool) -> None:
+def test_a_death_at_any_moment_lets_no_users_job_onto_an_untested_node(moment: str, passes: bool) -> None:
     """At each later visit of that line too: the reservation and the return are two effects of one step."""
     site, run = asked()
     died = 0

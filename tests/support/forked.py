@@ -210,7 +210,7 @@ def _load_healer() -> None:
 
 
 def _serve(asked: socket.socket) -> list[str]:
-    """Forks until nobody is left to ask. Returns in each child, with its words."""
+    """Forks until no one is left to ask. Returns in each child, with its words."""
     woken, wake = socket.socketpair()
     for end in (woken, wake):
         end.setblocking(False)

@@ -52,7 +52,7 @@ def freeze(_site: Site, host: Host, _: random.Random) -> Repair:
 
 
 def cut_off(_site: Site, host: Host, _: random.Random) -> Repair:
-    """It reaches nobody, and works on."""
+    """It reaches no one, and works on."""
     ip("link", "set", f"{host.name}-a", "down")
     return partial(ip, "link", "set", f"{host.name}-a", "up")
 

@@ -202,7 +202,7 @@ class Training:
         return self.folder / f"{node}.verdict"
 
     def is_to_leave(self, node: str) -> bool:
-        """Its launcher has been told to leave it."""
+        """Its launcher was asked to leave it."""
         file = self.verdict(node)
         return file.exists() and '"leave"' in file.read_text()
 

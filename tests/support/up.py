@@ -114,7 +114,7 @@ class Stack:
         try:
             return self.start()
         except BaseException:
-            self.__exit__(None, None, None)  # nobody else would end what was started
+            self.__exit__(None, None, None)  # no one else would end what was started
             raise
 
     def __exit__(
@@ -197,7 +197,7 @@ class Stack:
 
 
 def is_ready(url: str) -> bool:
-    """Whether /readyz there says so; not where nobody answers."""
+    """Whether /readyz there says so; False if nothing answers."""
     try:
         return httpx.get(f"{url}/readyz", timeout=2, verify=False).status_code == 200
     except httpx.HTTPError:

@@ -1,7 +1,7 @@
 // Rank by step in one canvas: how much slower than its peers each rank was. The table below names the worst.
 "use strict";
 (() => {
-  // Upper ends of the bins in 0.1 %; bin 0 is "not told". The legend in job.html says the same.
+  // Upper ends of the bins in 0.1 %; bin 0 is "unknown". The legend in job.html says the same.
   const ENDS = [-100, -50, -20, 20, 50, 100, 200, Infinity], AXIS = 18, TICK = 5;
   const say = document.getElementById("say");
   let canvas = null, tip = null, heat = null, tag = "", at = null, plan = null;

@@ -70,5 +70,5 @@ def _seconds(text: object) -> float:
 
 def names_of(environ: Mapping[str, str]) -> set[str]:
     """What this node may be called: by the site, by Slurm, or by itself."""
-    told = {environ.get("HEALER_NODE", ""), environ.get("SLURMD_NODENAME", "")} - {""}
-    return told or {socket.gethostname().split(".")[0]}
+    names = {environ.get("HEALER_NODE", ""), environ.get("SLURMD_NODENAME", "")} - {""}
+    return names or {socket.gethostname().split(".")[0]}

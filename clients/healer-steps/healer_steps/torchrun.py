@@ -40,7 +40,7 @@ LOOK_S, RETRY_S, AGAIN_S = 0.1, 0.5, 5.0
 NOTICE_S, MEET_S = 5.0, 20.0
 #: The workers here get SIGTERM, and SIGKILL after so long; after END_S all that is left here is killed.
 TERM_S, END_S = 3.0, 60.0
-#: torch kills workers that have not ended so long after it told them to.
+#: torch kills workers that have not ended so long after it asked them to.
 STOP_S = 30.0
 #: Rounds after one has left wait so long for further nodes, unless --rdzv-conf says last_call_timeout: not at
 #: all where exactly the least number is left. torch waits 30 s in each round that has not the most nodes, as

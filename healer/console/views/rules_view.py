@@ -35,7 +35,7 @@ def _row(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | Non
         mode=mode,
         mode_from=mode_from,
         first_runs=trial.left if trial is not None and mode is Mode.auto else 0,
-        kind="foretold" if follows else "measured" if measured else "told",
+        kind="forecast" if follows else "measured" if measured else "reported",
         scope=_scope(rule, followed),
         watches=_watches(rule, measured, follows),
         held_for=words.span(measured.for_s) if measured and measured.for_s else "",

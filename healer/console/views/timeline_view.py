@@ -231,7 +231,7 @@ def _words(detail: IncidentRecord) -> Iterator[TimelineRow]:
 
 
 def _delivery_words(delivery: ChannelDelivery) -> str:
-    state = say(f"console.told_{delivery.state}")
+    state = say(f"console.message_{delivery.state}")
     if delivery.error and delivery.state != "sent":
         state = words.bracketed(state, delivery.error)
     return words.labelled(delivery.channel, state)

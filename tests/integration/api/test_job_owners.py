@@ -238,7 +238,7 @@ def test_owner_signs_in_by_browser_alone_and_only_where_the_site_lets_owners_loo
         open_session(services, site.access, arrival("3"), "Firefox")
 
 
-def test_a_job_token_of_no_person_reads_its_job_and_is_told_why_it_may_not_act(site: Site) -> None:
+def test_a_job_token_of_no_person_reads_its_job_and_is_refused_actions_with_a_reason(site: Site) -> None:
     """Its role is one that acts for a person: without one it only reads, as a viewer's token does."""
     let_owners_look(site, allowed=False)
     headers = site.api.headers("operator", name="", job="4711", cluster=CLUSTER)

@@ -40,7 +40,7 @@ def served(fresh_database: sa.Engine) -> Iterator[Served]:
         yield both
 
 
-def told(served: Served, node: str = NODE, **more: Any) -> dict[str, Any]:
+def verdict_of(served: Served, node: str = NODE, **more: Any) -> dict[str, Any]:
     """The whole answer to the node's own token."""
     api, client = served
     headers = api.headers("signals", node=node, cluster=CLUSTER)
@@ -50,7 +50,7 @@ def told(served: Served, node: str = NODE, **more: Any) -> dict[str, Any]:
 
 
 def state(served: Served, node: str = NODE) -> str:
-    return told(served, node)["verdict"]["state"]
+    return verdict_of(served, node)["verdict"]["state"]
 
 
 def taken_out(
@@ -89,11 +89,11 @@ def taken_out(
     return one.id
 
 
-def test_node_that_healer_drained_for_a_fault_is_told_to_be_left(served: Served) -> None:
-    assert told(served)["verdict"] == {"node": NODE, "state": "healthy"}
+def test_verdict_on_a_node_that_healer_drained_for_a_fault_is_leave(served: Served) -> None:
+    assert verdict_of(served)["verdict"] == {"node": NODE, "state": "healthy"}
     about = taken_out(served[0])
-    wait_until(lambda: state(served) == "leave", 5, what="the decision is told")
-    verdict = told(served)["verdict"]
+    wait_until(lambda: state(served) == "leave", 5, what="the decision is shown")
+    verdict = verdict_of(served)["verdict"]
     assert (verdict["incident"], verdict["rule"]) == (about[:8], incident(1, NODE).rule)
     assert verdict["reason"] == str(incident(1, NODE).title)
     assert abs((datetime.now(UTC) - datetime.fromisoformat(verdict["at"])).total_seconds()) < 30
@@ -116,7 +116,7 @@ def test_node_that_healer_drained_for_a_fault_is_told_to_be_left(served: Served)
 def test_less_than_a_drain_for_a_fault_of_the_node_is_healthy(served: Served, less: dict[str, Any]) -> None:
     taken_out(served[0], **less)
     taken_out(served[0], number=2, node="gpu0003")
-    # What this one is told shows that the slots were read after all of it was written.
+    # The answer to this one shows that the slots were read after all of it was written.
     wait_until(lambda: state(served, "gpu0003") == "leave", 5, what="the slots are read")
     assert state(served) == "healthy"
 
@@ -130,7 +130,7 @@ def test_a_suspected_node_without_a_slot_is_healthy(served: Served) -> None:
     assert state(served) == "healthy"
 
 
-def test_a_token_of_no_node_is_told_of_none(served: Served) -> None:
+def test_a_token_of_no_node_gets_no_verdict(served: Served) -> None:
     api, client = served
     taken_out(api)
     answer = client.post(BEAT, json={"node": NODE, "asks": True}, headers=api.headers("signals"))
@@ -138,7 +138,7 @@ def test_a_token_of_no_node_is_told_of_none(served: Served) -> None:
 
 
 def test_a_question_is_answered_and_not_stored(served: Served) -> None:
-    answer = told(served, asks=True)
+    answer = verdict_of(served, asks=True)
     assert (answer["accepted"], answer["verdict"]["state"]) == (0, "healthy")
     with served[0].engine.connect() as conn:
         assert conn.execute(sa.text("SELECT count(*) FROM inbox")).scalar_one() == 0
@@ -154,9 +154,9 @@ def test_while_the_database_does_not_answer_for_long_nothing_is_known(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken_out(served[0])
-    wait_until(lambda: state(served) == "leave", 5, what="the decision is told")
+    wait_until(lambda: state(served) == "leave", 5, what="the decision is shown")
     monkeypatch.setattr(node_verdicts, "OLD_S", -1.0)
-    assert told(served)["verdict"] == {"node": NODE, "state": "unknown"}
+    assert verdict_of(served)["verdict"] == {"node": NODE, "state": "unknown"}
 
 
 def test_all_nodes_share_one_read_a_second(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,7 +272,9 @@ def test_a_node_of_another_cluster_with_that_name_does_not_lend_it_a_token(
     ]
 
 
-def test_login_of_a_part_is_told_what_it_cannot_check(fresh_database: sa.Engine, tmp_path: Path) -> None:
+def test_doctor_with_the_login_of_a_part_names_what_it_cannot_check(
+    fresh_database: sa.Engine, tmp_path: Path
+) -> None:
     with fresh_database.begin() as conn:
         row = {"cluster": "pod1", "taken_at": datetime.now(UTC), "version": 1, "body": b""}
         conn.execute(sa.insert(tables.snapshots).values(**row))

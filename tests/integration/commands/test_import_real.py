@@ -190,7 +190,7 @@ def test_standard_input_beside_large_files_and_a_pipe(tmp_path: Path) -> None:
     assert done.returncode == 1 and "not a regular file" in " ".join(done.stderr.split())
 
 
-def test_an_import_of_nothing_leaves_the_recording_that_stands_there(tmp_path: Path) -> None:
+def test_an_import_of_nothing_keeps_the_existing_recording(tmp_path: Path) -> None:
     recording, log, other = tmp_path / "past.jsonl", tmp_path / "messages", tmp_path / "notes"
     log.write_text(f"{NOW} gpu0001 kernel: {XID}\n")
     healer("import", log, "--output", recording)

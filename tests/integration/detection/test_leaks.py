@@ -127,7 +127,7 @@ def test_a_jump_a_saw_and_slow_growth_are_no_leak() -> None:
     assert slow.run(6) == []
 
 
-def test_unknown_is_nothing_and_a_node_without_a_job_is_nobodys() -> None:
+def test_unknown_is_nothing_and_a_node_without_a_job_has_no_owner() -> None:
     silent = Site()
     silent.host = lambda hour, node: None
     silent.used = lambda hour, node: None

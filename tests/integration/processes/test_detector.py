@@ -216,7 +216,7 @@ def test_a_node_that_dies_is_missed_though_an_apis_clock_was_ahead(place: Place)
 
 
 @pytest.mark.parametrize("held_s", [20, 60, 3600])
-def test_a_detector_that_was_held_up_calls_nobody_silent(place: Place, held_s: float) -> None:
+def test_a_detector_that_was_held_up_calls_no_sender_silent(place: Place, held_s: float) -> None:
     """A commit waits for a standby, and who sends meanwhile is refused; or the clock is set."""
     heard = Heard(place)
     place.clock.advance(held_s)

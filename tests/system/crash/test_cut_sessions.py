@@ -99,7 +99,7 @@ def test_the_sealers_lock_of_a_worker_that_died_with_its_network_is_free_within_
     server: NetworkedPostgres, doing: str
 ) -> None:
     """The server hears nothing of the session's end. By the kernel's keepalive that takes two hours, and by
-    its repetitions of an answer that nobody acknowledges a quarter of an hour."""
+    its repetitions of an unacknowledged answer a quarter of an hour."""
     url = f"postgresql://{OWNER}@{SERVER}/healer"
     command = ["ip", "netns", "exec", HOST, sys.executable, "-c", _HOLDS, url, doing]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)

@@ -41,7 +41,7 @@ RECORD = (
 )
 
 # By what happens there.
-LOST_TOLD, CONTAINED_TOLD, RECORD_OF, EXPORTED = "gpu0001", "gpu0002", "gpu0003", "gpu0004"
+LOST_REPORTED, CONTAINED_REPORTED, RECORD_OF, EXPORTED = "gpu0001", "gpu0002", "gpu0003", "gpu0004"
 ALL_LOST, AGREED, NOT_AGREED = "gpu0005", "gpu0006", "gpu0007"
 LINK, *PEERS = (f"gpu{number:04d}" for number in range(8, 12))
 STRANGER = "gpu0012"
@@ -69,7 +69,7 @@ class Story:
         for node in (EXPORTED, ALL_WAYS):
             self.exported(node, 0)
         first_figure = time.monotonic()
-        for node in (LOST_TOLD, CONTAINED_TOLD, RECORD_OF, NOT_AGREED, STRANGER, ALL_WAYS, DOWN):
+        for node in (LOST_REPORTED, CONTAINED_REPORTED, RECORD_OF, NOT_AGREED, STRANGER, ALL_WAYS, DOWN):
             self.submit(node)
         self.submit(AGREED, "--comment=healer:requeue")
         self.submit(LINK, "--nodes=4", f"--nodelist={LINK},{','.join(PEERS)}")
@@ -157,19 +157,19 @@ def requeued(story: Story, node: str) -> None:
 
 def test_lost_gpu_reported_by_six_senders_is_one_incident_and_one_drain(story: Story) -> None:
     at = datetime.now(UTC)
-    by_all_senders(story, LOST_TOLD, XID_79, at)
-    wait_until(lambda: story.site.drained_by_us(LOST_TOLD), 20, what="drained", every_s=0.1)
-    requeued(story, LOST_TOLD)
-    by_all_senders(story, LOST_TOLD, XID_79, at)
-    assert len(story.site.incidents(LOST_TOLD)) == story.site.drains(LOST_TOLD) == 1
+    by_all_senders(story, LOST_REPORTED, XID_79, at)
+    wait_until(lambda: story.site.drained_by_us(LOST_REPORTED), 20, what="drained", every_s=0.1)
+    requeued(story, LOST_REPORTED)
+    by_all_senders(story, LOST_REPORTED, XID_79, at)
+    assert len(story.site.incidents(LOST_REPORTED)) == story.site.drains(LOST_REPORTED) == 1
 
 
 def test_error_reported_by_six_senders_is_not_counted_twice(story: Story) -> None:
     """Twice in a day would drain the node. Who knows no time reports it as of now, which is minutes later."""
-    by_all_senders(story, CONTAINED_TOLD, CONTAINED, datetime.now(UTC) - timedelta(minutes=10))
-    wait_until(lambda: story.site.runs(CONTAINED_TOLD), 30, what="its plan", every_s=0.1)
-    assert [one["rule"] for one in story.site.incidents(CONTAINED_TOLD)] == ["gpu-contained"]
-    assert story.site.drains(CONTAINED_TOLD) == 0
+    by_all_senders(story, CONTAINED_REPORTED, CONTAINED, datetime.now(UTC) - timedelta(minutes=10))
+    wait_until(lambda: story.site.runs(CONTAINED_REPORTED), 30, what="its plan", every_s=0.1)
+    assert [one["rule"] for one in story.site.incidents(CONTAINED_REPORTED)] == ["gpu-contained"]
+    assert story.site.drains(CONTAINED_REPORTED) == 0
 
 
 def test_a_lost_gpu_by_its_log_its_gauge_and_the_hook_is_one_incident_and_one_drain(story: Story) -> None:
@@ -325,6 +325,6 @@ def test_no_other_node_was_touched_and_the_chain_is_whole(story: Story) -> None:
     out = {node for node in story.site.scheduler.snapshot().nodes if story.site.drains(node)}
     # The plan of a GPU whose job has left may have come to its moment.
     assert out - {AGREED} == {
-        LOST_TOLD, RECORD_OF, PASTED, EXPORTED, ALL_WAYS, ALL_LOST, LINK, LATE,
+        LOST_REPORTED, RECORD_OF, PASTED, EXPORTED, ALL_WAYS, ALL_LOST, LINK, LATE,
     }  # fmt: skip
     story.site.audit_holds()

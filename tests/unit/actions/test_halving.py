@@ -104,7 +104,7 @@ def test_halves_well_apart_but_not_together_are_reported_as_that() -> None:
     assert found.between == ((tuple(nodes(8)[:4]), tuple(nodes(8)[4:])),) and len(asked) == 3
 
 
-def test_a_larger_group_is_slower_by_itself_and_nobodys_fault() -> None:
+def test_a_larger_group_is_slower_by_itself_and_no_nodes_fault() -> None:
     """As collectives are: the smaller half is filled up, and a smaller group measures no larger one."""
     bad = name(3)
 

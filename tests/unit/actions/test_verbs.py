@@ -447,7 +447,7 @@ def test_a_message_of_an_approved_run_asks_for_no_approval() -> None:
 
 
 @pytest.mark.parametrize("verb", [Verb.ticket, Verb.notify])
-def test_a_run_that_was_held_until_now_pages_nobody_as_p0(verb: Verb) -> None:
+def test_a_run_that_was_held_until_now_pages_no_one_as_p0(verb: Verb) -> None:
     """The detector has not read yet that it goes on: the drained node paged again, its alert stayed P0."""
     held = msgspec.structs.replace(INCIDENT, run=RUN.id, severity=Severity.P0, held_by=Guard.cooldown)
     desk, other = Desk(incident=held), Desk(incident=msgspec.structs.replace(held, run="r2"))

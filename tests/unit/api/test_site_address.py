@@ -136,7 +136,7 @@ def test_the_origin_of_a_form_is_that_of_the_site() -> None:
     ids=["escaped", "letters", "pairs", "quotes"],
 )
 def test_a_long_forwarded_header_costs_little(value: str) -> None:
-    """It is read while nobody else is served."""
+    """It is read while no one else is served."""
     began_s = time.process_time()
     assert site_address(scope(SiteNames(PUBLIC, PROXIES), ("Forwarded", value), ("Host", "h"))).host == "h"
     assert time.process_time() - began_s < 1

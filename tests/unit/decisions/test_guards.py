@@ -195,7 +195,7 @@ class TestOwnership:
     def test_our_own_drain_again_is_allowed(self):
         assert answer(Guard.ownership, drain(), facts(out(OURS))).kind is AnswerKind.allow
 
-    def test_an_old_reason_on_a_node_in_service_is_nobodys(self):
+    def test_an_old_reason_on_a_node_in_service_has_no_author(self):
         fleet = [node(1, reason="PSU swap", reason_user="alice"), *others()]
         assert answer(Guard.ownership, drain(), facts(fleet)).kind is AnswerKind.allow
 

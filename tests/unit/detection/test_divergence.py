@@ -80,7 +80,7 @@ def test_several_ranks_of_a_node_mean_the_node() -> None:
 
 
 @pytest.mark.parametrize("ranks", [slice(0, 16), slice(0, 10)])
-def test_many_ranks_apart_are_nobodys_fault(ranks: slice) -> None:
+def test_many_ranks_apart_are_no_nodes_fault(ranks: slice) -> None:
     job = Job()
     job.run(20, shared)
     assert job.run(10, apart(ranks)) == []

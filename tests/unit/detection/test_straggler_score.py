@@ -76,7 +76,7 @@ def test_stages_of_unequal_length_are_their_nature() -> None:
     assert slow(found) == [20]
 
 
-def test_one_long_step_and_a_slow_job_are_nobodys_fault() -> None:
+def test_one_long_step_and_a_slow_job_are_no_nodes_fault() -> None:
     x = times(400)
     x[150, 3] *= 1.1
     x[200:300] *= 3

@@ -221,7 +221,7 @@ def test_fault_that_healer_may_not_repair_pages_once_after_ten_seconds() -> None
 
 
 def test_incident_that_is_open_again_and_p0_pages_again_within_the_hour() -> None:
-    """Its end was told: the pager has closed it."""
+    """Its end was announced: the pager has closed it."""
     site = Site(10, mode=Mode.suggest)
     site.slurm.add_job(nodes=2)
     lost(site)

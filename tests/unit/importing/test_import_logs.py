@@ -1171,7 +1171,7 @@ def test_pseudonyms_are_consistent(tmp_path: Path) -> None:
     assert drain["reason"] == f"ask {rows['1']['user']}"
 
 
-def test_the_words_of_skipped_lines_name_nobody_in_a_recording_to_share(tmp_path: Path) -> None:
+def test_the_words_of_skipped_lines_name_no_one_in_a_recording_to_share(tmp_path: Path) -> None:
     header = "JobIDRaw|JobName|User|State|Start|End|NodeList|Comment\n"
     row = "1|secret|mara|COMPLETED|2026-11-25T10:00:00|2026-11-25T11:00:00|gpu0001|\n"
     broken = "2|secret|mara|\n3|secret||mara|2026-11-25T10:00:00|2026-11-25T11:00:00|gpu0001|\n"

@@ -232,7 +232,7 @@ def test_a_checkpoint_may_be_numbered_by_anything(step: int) -> None:
 
 @pytest.mark.parametrize("first", [1, -1])
 def test_steps_of_a_job_that_slurm_forgot_while_it_ran_may_have_been_kept(first: int) -> None:
-    """Slurm or healer was away when it ended: whether it completed nobody knows."""
+    """Slurm or healer was away when it ended: whether it completed is unknown."""
     stretch = steps(0, first, first + 9)
     over = life(0, 0, 100, state="RUNNING", stretches=(stretch,), saved=(SavedStep(at(70), 7),))
     assert seconds(partition([over], at(900))) == {("productive", ""): 70, ("unsaved", ""): 30}

@@ -114,7 +114,7 @@ def test_verdict_names_the_jobs_that_must_restart() -> None:
     assert contained.endswith("; job 4711 lost data and must restart.")
 
 
-def test_a_code_of_nobodys_catalogue() -> None:
+def test_a_code_of_no_catalogue() -> None:
     title = say("detection.xid", code=999, text=say("detection.in_no_catalogue"))
     fields = {"fault": "xid-999", "fault_class": FaultClass.unknown, "title": joined((title, "x"), "space")}
     assert verdict_sentence(**fields, confidence=0.5) == (

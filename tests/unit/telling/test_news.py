@@ -242,7 +242,7 @@ def test_the_buttons_of_a_step_that_waits_name_that_approval() -> None:
     )
 
 
-def test_clusters_with_equal_node_names_are_told_apart() -> None:
+def test_clusters_with_equal_node_names_are_distinct() -> None:
     """Their people read one chat, and a page is a title."""
     asked = Run(
         id="r1", cluster="pod2", playbook="drain", state=RunState.waiting_approval, by="ann",

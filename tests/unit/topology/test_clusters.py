@@ -61,6 +61,6 @@ links:
     assert topology.of("pod1") is topology.of("pod1"), "made once: windows compare it by identity"
 
 
-def test_without_a_named_cluster_nothing_is_made_anew(tmp_path: Path) -> None:
+def test_without_a_named_cluster_nothing_is_created_again(tmp_path: Path) -> None:
     topology = read("links: {leaf1: {'1': gpu0001/mlx5_0}}\n", tmp_path)
     assert topology.of("pod1") is topology

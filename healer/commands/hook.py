@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed, local, print_line
+from healer.commands import Failed, local, print_line, reading
 from healer.commands.remote import AS_JSON, add_group, print_json
 from healer.commands.safe_url import check_senders
-from healer.text import quoted, said_by, say
+from healer.text import said_by, say
 
 if TYPE_CHECKING:
     from healer.commands.hook_install import Plan
@@ -61,18 +61,18 @@ def _confirm_and_apply(
     from healer.commands.slurm_conf import ConfProblem
 
     try:
-        plan = make()
+        with reading(slurm_conf):
+            plan = make()
         if not json:
             _show(plan)
         wanted = yes or (
             not json and bool(plan.changes) and typer.confirm(local(say("commands.hook_confirm")))
         )
         if wanted:
-            carry_out(plan, to)
+            with reading(to, writes=True):
+                carry_out(plan, to)
     except ConfProblem as error:
         raise Failed(say("commands.of_file", file=str(slurm_conf), text=said_by(error))) from None
-    except (OSError, ValueError) as error:
-        raise Failed(quoted(str(error))) from None
     if json:
         print_json(
             {

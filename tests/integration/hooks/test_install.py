@@ -242,6 +242,25 @@ def test_impossible_installation_is_refused_and_changes_no_file(tmp_path: Path, 
     assert one.files() == before
 
 
+@pytest.mark.parametrize("verb", ["install", "uninstall"])
+def test_a_slurm_conf_that_is_missing_is_named_in_a_sentence(tmp_path: Path, verb: str) -> None:
+    one = machine(tmp_path)
+    one.slurm_conf.unlink()
+    done = one.hook(verb, "--yes")
+    said = f"healer: {one.slurm_conf} cannot be read: No such file or directory\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert one.files() == {}
+
+
+def test_a_folder_that_cannot_be_made_is_named_in_a_sentence(tmp_path: Path) -> None:
+    one = machine(tmp_path)
+    one.to.write_text("a file where the folder is to be")
+    done = one.hook("install", "--yes")
+    assert done.returncode == 1
+    assert f"{one.to} cannot be written: " in done.stderr and "Errno" not in done.stderr
+    assert one.text == PLAIN.decode()
+
+
 def test_timeouts_are_warned_of_and_left_alone(tmp_path: Path) -> None:
     one = machine(tmp_path, b"ClusterName=pod1\nEpilogTimeout=3\n")
     printed = json.loads(one.hook("install", "--yes", "--json").stdout)

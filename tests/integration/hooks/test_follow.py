@@ -485,6 +485,18 @@ def test_a_page_in_place_of_healers_answer_delivers_nothing(node: Following, hub
     assert node.state()["lost"] == 0
 
 
+def test_a_page_of_a_proxys_with_status_202_delivers_nothing(node: Following, hub: Hub) -> None:
+    """One that asks for proof of a browser gives its page so; healer's own answer is an object."""
+    node.start()
+    alive(hub)
+    hub.answers.append((202, {"Content-Type": "text/html"}, "<html>Prove that you are a browser</html>"))
+    node.say(XID_79)
+    heard(hub, XID_79, XID_79)
+    assert "was answered with 202" in node.printed()
+    node.stop()
+    assert node.state()["lost"] == 0
+
+
 def test_lines_of_a_node_that_healer_does_not_know_yet_are_kept(node: Following, hub: Hub) -> None:
     node.start()
     alive(hub)

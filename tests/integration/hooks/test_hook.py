@@ -367,6 +367,15 @@ def test_answer_without_a_clear_permit_does_not_fail_the_hook(
     assert well(node.run("epilog"))
 
 
+def test_a_page_of_a_proxys_with_status_202_has_not_taken_the_report(node: HookNode, healer: Healer) -> None:
+    healer.answer, healer.kind = b"<html>Prove that you are a browser</html>", "text/html"
+    done = node.run("epilog", environ=life(4711, 0))
+    assert done.returncode == 0 and "answered 202, but not as healer does" in done.stdout
+    healer.answer = PERMIT | {"may_refuse": False}
+    node.run("epilog", environ=life(4712, 0))
+    assert [one["job"] for one in healer.reports] == ["4711", "4711", "4712"]
+
+
 @pytest.mark.parametrize("status", [200, 204, 301, 400, 401, 404, 413, 429, 500, 503])
 def test_another_answer_than_a_report_taken_fails_nothing_and_keeps_the_report(
     node: HookNode, healer: Healer, status: int

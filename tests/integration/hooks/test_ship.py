@@ -100,6 +100,13 @@ def test_temporary_refusal_makes_rsyslog_send_the_record_again(
     assert taken(hub) == ["line 1"]
 
 
+def test_a_page_of_a_proxys_with_status_202_has_not_taken_the_record(shipping: Shipping, hub: Hub) -> None:
+    hub.answers.append((202, {"Content-Type": "text/html"}, "<html>Prove that you are a browser</html>"))
+    with shipping.running():
+        assert shipping.say(record(1)).startswith("Error: healer answered 202")
+        assert shipping.say(record(1)) == "OK"
+
+
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
 def test_undeliverable_records_are_reported_and_dropped(shipping: Shipping, hub: Hub, status: int) -> None:
     hub.answers.append((status, PROBLEM, {"detail": "no"}))

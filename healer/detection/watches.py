@@ -356,9 +356,11 @@ def watch_findings(walk: PictureLook) -> list[Finding]:
     picture.looked_at = now
     found = []
     for condition in conditions(picture, picture.slurm, settings):
-        standing = picture.standing.setdefault(
-            (condition.fault, condition.where), Standing(condition.since or picture.slurm.taken_at)
-        )
+        key = (condition.fault, condition.where)
+        standing = picture.standing.get(key)
+        if standing is None or _is_interrupted(standing, condition.for_s, now):
+            standing = Standing(condition.since or picture.slurm.taken_at)
+            picture.standing[key] = standing
         standing.seen_at = now
         if (now - standing.since).total_seconds() < condition.for_s:
             continue
@@ -366,6 +368,15 @@ def watch_findings(walk: PictureLook) -> list[Finding]:
             found.append(_condition_finding(condition, standing.since, now))
     _forget(picture, timedelta(seconds=settings.clear_s), now)
     return found
+
+
+def _is_interrupted(standing: Standing, for_s: float, now: datetime) -> bool:
+    """Whether it was gone for as long as it must last, or for a whole look, before it was reported: it begins
+    again then. `clear_s` is for the end of an incident."""
+    patience = max(timedelta(seconds=for_s), 2 * LOOK)
+    return (
+        standing.reported_at is None and standing.seen_at is not None and now - standing.seen_at >= patience
+    )
 
 
 def _forget(picture: Picture, clear: timedelta, now: datetime) -> None:

@@ -132,6 +132,21 @@ def test_one_missed_ping_is_no_incident(slurm: Watched) -> None:
     assert slurm.faults == [("node-offline", name(3))]
 
 
+def test_pings_that_are_missed_now_and_then_are_not_one_long_silence(slurm: Watched) -> None:
+    """The time between two of them, when Slurm reached the node, does not count."""
+    for _ in range(5):
+        slurm.set([3], "IDLE", "NOT_RESPONDING")
+        slurm.look(4)
+        slurm.set([3], "IDLE")
+        slurm.look(30)
+    assert slurm.open == []
+    slurm.set([3], "IDLE", "NOT_RESPONDING")
+    since = slurm.clock.now()
+    slurm.look(12)
+    assert slurm.faults == [("node-offline", name(3))]
+    assert slurm.open[0].opened >= since
+
+
 @pytest.mark.parametrize(
     ("state", "reason"),
     [

@@ -388,6 +388,19 @@ def test_a_full_disk_stops_nothing(tmp_path: Path, hub: Hub) -> None:
         assert [int(line.split()[1]) for line in hub.lines()] == list(range(500))
 
 
+def test_a_disk_that_stays_full_is_not_filled_with_empty_files(node: Following) -> None:
+    """Each attempt made one more, where more waited than a file takes: a night's outage left thousands."""
+    node.spool.mkdir(mode=0o700)
+    inner = f'mount -t tmpfs -o size=64k,mode=700 none {node.spool} && exec "$@"'
+    script = (
+        "one.store.memory = [(n, b'x' * 900) for n in range(3000)]\n"
+        "for _ in range(5):\n    one.store.park()\n"
+        "import os\n"
+        "print(sorted(os.listdir(one.store.folder)), len(one.store.memory))\n"
+    )
+    assert within(node, script, "unshare", "--mount", "sh", "-c", inner, "sh") == "['lines.1', 'lock'] 3000\n"
+
+
 def test_files_are_private_and_a_planted_link_is_not_followed(tmp_path: Path, hub: Hub) -> None:
     victim = tmp_path / "victim"
     victim.write_text('{"line":"a secret"}\n')

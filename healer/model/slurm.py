@@ -368,7 +368,8 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     comment: str = ""
     reason: str = ""
     start_at: datetime | None = None
-    #: Nodes that a pending job must not use (ExcNodeList).
+    #: Nodes that it must have (ReqNodeList), and that a pending job must not use (ExcNodeList).
+    required: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     submit_at: datetime | None = None
     eligible_at: datetime | None = None

@@ -77,7 +77,8 @@ class Job:
 #: Fields that Slurm shows unchanged.
 _SHOWN = (
     "id", "nodes", "restarts", "requeue", "batch", "name", "user", "account", "partition", "qos", "comment",
-    "why", "submit_at", "exit_code", "excluded", "admin_comment", "reservation", "dependency", "submit_line",
+    "why", "submit_at", "exit_code", "required", "excluded", "admin_comment", "reservation", "dependency",
+    "submit_line",
     "array_job", "array_task", "het_job", "het_offset", "origin", "siblings", "no_kill", "failed_node",
 )  # fmt: skip
 

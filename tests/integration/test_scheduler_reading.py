@@ -158,7 +158,7 @@ def test_pending_job_shows_its_reason_and_excluded_nodes(bench: Bench) -> None:
     job = bench.submit(node, excluded=sorted([other, third]))
     found = wait_for(bench, job, "PENDING")
     assert found.excluded == tuple(sorted([other, third]))
-    assert found.nodes == ()
+    assert (found.required, found.nodes) == ((node,), ())
     wait_until(lambda: job_of(bench, job).reason not in {"", "None"}, 10, what="a reason to wait")
 
 

@@ -201,6 +201,24 @@ def test_a_job_of_a_reservation_can_use_no_spare() -> None:
     assert nearest_spare(LOST_ONE, job, [spare(12)]) is None
 
 
+def test_a_job_that_must_have_the_lost_node_can_use_no_spare() -> None:
+    """`--nodelist`: it waits for that very node, and would wait for ever if that were among the spares."""
+    job = msgspec.structs.replace(JOB, required=(NODE,))
+    assert nearest_spare(LOST_ONE, job, [spare(12)]) is None
+    assert nearest_spare(LOST_ONE, msgspec.structs.replace(JOB, required=(name(2),)), [spare(12)]) is not None
+
+
+def test_the_spares_stay_as_they_are_for_a_job_that_must_have_the_lost_node() -> None:
+    site, other = with_spares()
+    site.slurm.complete(other)
+    job = site.slurm.add_job(nodes=1, required=[NODE])
+    lose(site)
+    assert reserved(site) == (name(9), name(10))
+    assert job_of(site, job).state == "PENDING"
+    site.slurm.resume(NODE)  # repaired
+    assert job_of(site, job).nodes == (NODE,)
+
+
 def test_recently_returned_spares_are_chosen_last() -> None:
     near, far, farther = spare(12, "leaf1"), spare(13, "leaf2"), spare(14, "leaf3")
     until = {near.name: later(days=5), far.name: later(days=2)}

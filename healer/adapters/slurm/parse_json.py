@@ -106,6 +106,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     comment: _Text = None
     state_reason: _Text = None
     start_time: _Int = None
+    required_nodes: _Text = None
     excluded_nodes: _Text = None
     submit_time: _Int = None
     eligible_time: _Int = None
@@ -387,7 +388,6 @@ def job(record: JobRecord, gpus: dict[str, tuple[int, ...]] | None = None) -> Sl
     state, flags = job_state(record.job_state)
     on = words.expand_hosts(record.nodes or "")
     reason = "" if record.state_reason in (None, "None") else record.state_reason
-    why = record.state_description or ""
     priority = _number(record.priority, absent=-1)
     array, het = _number(record.array_job_id), _number(record.het_job_id)
     task, uid = _number(record.array_task_id, absent=-1), _number(record.user_id, absent=-1)
@@ -409,6 +409,7 @@ def job(record: JobRecord, gpus: dict[str, tuple[int, ...]] | None = None) -> Sl
         comment=record.comment or "",
         reason=reason,
         start_at=_time(record.start_time),
+        required=words.expand_hosts(record.required_nodes or ""),
         excluded=words.expand_hosts(record.excluded_nodes or ""),
         submit_at=_time(record.submit_time),
         eligible_at=_time(record.eligible_time),
@@ -421,7 +422,7 @@ def job(record: JobRecord, gpus: dict[str, tuple[int, ...]] | None = None) -> Sl
         dependency=record.dependency or "",
         submit_line=record.submit_line or "",
         priority=priority if priority >= 0 else None,
-        held_by=words.held_by(state, priority, reason, why),
+        held_by=words.held_by(state, priority, reason, record.state_description or ""),
         array_job=str(array) if array else "",
         array_task=task if array and task >= 0 else None,
         het_job=str(het) if het else "",
@@ -430,7 +431,7 @@ def job(record: JobRecord, gpus: dict[str, tuple[int, ...]] | None = None) -> Sl
         siblings=_names(record.federation_siblings_active) or _names(record.federation_siblings_viable),
         no_kill=words.no_kill(record.submit_line) if record.submit_line else None,
         failed_node=record.failed_node or "",
-        why=why,
+        why=record.state_description or "",
     )
 
 

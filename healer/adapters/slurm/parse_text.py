@@ -148,6 +148,7 @@ def _job(head: re.Match[str], found: dict[str, str], gpus: dict[str, tuple[int, 
     reason, why = words.reason_and_why(_plain(state_line.get("Reason", "")))
     on = words.expand_hosts(found["NodeList"].strip())
     user = _pairs("UserId", found["UserId"])["UserId"]
+    wished = _pairs("ReqNodeList", found["ReqNodeList"])
     record = parse_json.JobRecord(
         job_id=int(head["job"]),
         job_state=state_line["JobState"],
@@ -165,7 +166,8 @@ def _job(head: re.Match[str], found: dict[str, str], gpus: dict[str, tuple[int, 
         comment=found.get("Comment", "").strip(),
         state_reason=reason,
         start_time=_seconds(times["StartTime"]),
-        excluded_nodes=_pairs("ReqNodeList", found["ReqNodeList"]).get("ExcNodeList"),
+        required_nodes=wished.get("ReqNodeList"),
+        excluded_nodes=wished.get("ExcNodeList"),
         submit_time=_seconds(times["SubmitTime"]),
         eligible_time=_seconds(times.get("EligibleTime", "")),
         end_time=_seconds(times.get("EndTime", "")),

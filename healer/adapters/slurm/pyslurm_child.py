@@ -25,9 +25,9 @@ NODE = (
 JOB = (
     "id", "state", "state_reason", "allocated_nodes", "requeue_count", "is_requeueable", "is_batch_job",
     "name", "user_name", "user_id", "partition", "qos", "comment", "extra", "account", "admin_comment",
-    "reservation", "dependencies", "submit_line", "priority", "excluded_nodes", "start_time", "submit_time",
-    "eligible_time", "end_time", "exit_code", "exit_code_signal", "array_id", "array_task_id",
-    "array_tasks_waiting", "heterogeneous_id", "heterogeneous_offset", "federation_origin",
+    "reservation", "dependencies", "submit_line", "priority", "required_nodes", "excluded_nodes",
+    "start_time", "submit_time", "eligible_time", "end_time", "exit_code", "exit_code_signal", "array_id",
+    "array_task_id", "array_tasks_waiting", "heterogeneous_id", "heterogeneous_offset", "federation_origin",
     "federation_siblings_active", "failed_node",
 )  # fmt: skip
 JOB_CORE = ("id", "state", "allocated_nodes")

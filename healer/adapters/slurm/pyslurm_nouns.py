@@ -17,6 +17,7 @@ _SAME_OF_JOB = {
     "job_id": "id", "job_state": "state", "array_job_id": "array_id", "nodes": "allocated_nodes",
     "restart_cnt": "requeue_count", "requeue": "is_requeueable", "batch_flag": "is_batch_job", "name": "name",
     "partition": "partition", "qos": "qos", "comment": "comment", "excluded_nodes": "excluded_nodes",
+    "required_nodes": "required_nodes",
     "account": "account", "extra": "extra", "admin_comment": "admin_comment", "resv_name": "reservation",
     "submit_line": "submit_line", "het_job_id": "heterogeneous_id", "failed_node": "failed_node",
     "het_job_offset": "heterogeneous_offset", "federation_origin": "federation_origin",

@@ -142,6 +142,7 @@ def _job(job: SlurmJob) -> Job:
         reservation=job.reservation or None,
         dependencies=_dependencies(job.dependency) if job.dependency else None,
         priority=job.priority,
+        required_nodes=",".join(job.required) or None,
         excluded_nodes=",".join(job.excluded) or None,
         start_time=seconds(job.start_at),
         submit_time=seconds(job.submit_at),

@@ -179,7 +179,7 @@ def node_view(snapshot: SlurmSnapshot, node: SlurmNode, incidents: Sequence[Inci
         cluster=snapshot.cluster,
         name=node.name,
         verdict=verdict,
-        may_run_jobs=node.in_service,
+        may_run_jobs=_takes_jobs(node),
         why=_why(node, out_by, verdict, open_ones),
         status=node.status,
         unknown_flags=node.unknown_flags,
@@ -200,8 +200,13 @@ def _worst(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=_ORDER.index, default=Verdict.healthy)
 
 
+def _takes_jobs(node: SlurmNode) -> bool:
+    """In a maintenance reservation Slurm starts only the jobs of that reservation."""
+    return node.in_service and not node.planned
+
+
 def _out_by(node: SlurmNode) -> str | None:
-    if node.in_service:
+    if _takes_jobs(node):
         return None
     if node.planned and not is_ours(node.reason):
         return "planned"

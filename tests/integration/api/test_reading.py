@@ -200,6 +200,17 @@ def test_a_node_says_what_its_state_comes_to_and_who_keeps_it_out(served: Served
     assert items["gpu0002"]["why"] == "Taken out of service by NHC (IDLE+DRAIN+ODD): NHC: check_hw"
 
 
+def test_a_node_in_a_maintenance_reservation_takes_no_jobs(served: Served) -> None:
+    """As the one of healer's own tests: Slurm starts only that reservation's jobs there."""
+    api, client = served
+    shown = snapshot(2)
+    there = msgspec.structs.replace(shown.nodes["gpu0001"], state=("IDLE", "MAINTENANCE", "RESERVED"))
+    api.snapshots.put(msgspec.structs.replace(shown, nodes={**shown.nodes, "gpu0001": there}))
+    items = client.get("/api/v1/nodes", headers=api.headers("viewer")).json()["items"]
+    assert [(one["may_run_jobs"], one.get("out_by")) for one in items] == [(False, "planned"), (True, None)]
+    assert items[0]["why"] == "Out of service for planned maintenance (IDLE+MAINTENANCE+RESERVED)."
+
+
 def test_nodes_say_what_goes_on_there(served: Served) -> None:
     api, client = served
     headers = api.headers("viewer")

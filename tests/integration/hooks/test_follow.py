@@ -740,7 +740,7 @@ def test_the_journal_serves_where_kmsg_cannot_be_read(node: Following, hub: Hub,
     assert (
         first.startswith("_TRANSPORT=kernel -f -n all ")
         and first.endswith("--boot")
-        and second.endswith("--after-cursor=s=3")
+        and second.endswith("--cursor=s=3")
     )
 
 
@@ -749,7 +749,7 @@ def test_a_cursor_that_the_journal_does_not_know_is_given_up(
 ) -> None:
     program = tmp_path / "journalctl"
     program.write_text(
-        f'#!/bin/sh\ncase "$*" in *--after-cursor*) echo "Failed to seek to cursor" >&2; exit 1;; esac\n'
+        f'#!/bin/sh\ncase "$*" in *--cursor=*) echo "Failed to seek to cursor" >&2; exit 1;; esac\n'
         f"cat {tmp_path}/entries\nexec /bin/sleep 600\n"
     )
     program.chmod(0o755)
@@ -758,6 +758,25 @@ def test_a_cursor_that_the_journal_does_not_know_is_given_up(
     (node.spool / "follow/state").write_text(json.dumps({"boot_id": BOOT, "mark": "s=0"}))
     node.start("--journal", str(program))
     heard(hub, f"[6781753.400584] {XID_79}")
+
+
+@pytest.mark.parametrize(("mark", "heard_of"), [("s=1", ["one", "two"]), ("s=2", ["two"])])
+def test_no_line_is_passed_over_where_the_last_one_was_vacuumed(
+    node: Following, hub: Hub, tmp_path: Path, mark: str, heard_of: list[str]
+) -> None:
+    """journalctl looks for the nearest entry; with --after-cursor it passes over that one, the cursor's or
+    not."""
+    program = tmp_path / "journalctl"
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *--after-cursor*) from=2;; *) from=1;; esac\n'
+        f"tail -n +$from {tmp_path}/entries\nexec /bin/sleep 600\n"
+    )
+    program.chmod(0o755)
+    (tmp_path / "entries").write_text(entry("s=2", "NVRM: one") + entry("s=3", "NVRM: two"))
+    (node.spool / "follow").mkdir(parents=True, mode=0o700)
+    (node.spool / "follow/state").write_text(json.dumps({"boot_id": BOOT, "mark": mark}))
+    node.start("--journal", str(program))
+    heard(hub, *(f"[6781753.400584] NVRM: {word}" for word in heard_of))
 
 
 def test_the_real_kernel_marks_what_we_write_as_not_its_own(node: Following, hub: Hub) -> None:

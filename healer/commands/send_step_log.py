@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -113,23 +114,31 @@ def _texts(chunks: Iterator[bytes]) -> Iterator[str]:
 
 def _followed(path: Path) -> Iterator[Line | None]:
     """Lines as they are written, for ever; None each time there is nothing new. Lines that were there at the
-    start have no time. A log that is replaced or truncated is read from its beginning."""
-    rest, place, inode = b"", 0, 0
+    start have no time. A log that is replaced is read to its end before the new one; one that is truncated,
+    from its beginning."""
+    rest = b""
+    file: FileIO | None = None
     at: datetime | None = None
     while True:
+        chunk = b""
         try:
-            about = path.stat()
-            if place > about.st_size or (inode and inode != about.st_ino):
-                rest, place = b"", 0
-            inode = about.st_ino
-            with path.open("rb") as file:
-                file.seek(place)
-                chunk = file.read(_CHUNK)
+            if file is None:
+                file = path.open("rb", buffering=0)
+            chunk = file.read(_CHUNK) or b""
+            if not chunk:
+                about = path.stat()
+                if about.st_ino != os.fstat(file.fileno()).st_ino:
+                    file.close()
+                    file, rest = None, b""
+                    continue
+                if file.tell() > about.st_size:
+                    file.seek(0)
+                    rest = b""
+                    continue
         except OSError as error:
-            if not inode:
+            if file is None and at is None:
                 raise Failed(say("commands.unreadable", name=str(path), why=str(error.strerror))) from None
-            chunk = b""  # it is being replaced
-        place += len(chunk)
+            # It is being replaced.
         *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
         rest = rest[: 4 * LINE_MAX]
         for line in lines:

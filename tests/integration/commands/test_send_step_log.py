@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from healer.commands import send_step_log
 from tests.support import frameworks
 from tests.support.forked import run
 from tests.support.processes import clean_environ
@@ -123,6 +124,25 @@ def test_standard_input_with_a_bar_that_is_redrawn(command: Command) -> None:
 def test_log_without_steps_is_reported(command: Command, given: str, why: str) -> None:
     assert why in " ".join(command.run("--from-log", "-", given=given).split())
     assert command.bodies() == []
+
+
+def test_what_is_written_right_before_a_log_is_replaced_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As logrotate does it: another look would find the new file only."""
+    log = tmp_path / "train.log"
+    log.write_text("one\n")
+    monkeypatch.setattr(send_step_log, "_LOOK_S", 0)
+    found = send_step_log._followed(log)
+    assert [next(found), next(found)] == [("one", None), None]
+    with log.open("a") as file:
+        file.write("two\n")
+    log.rename(tmp_path / "train.log.1")
+    assert (line := next(found)) is not None and line[0] == "two"
+    assert [next(found), next(found)] == [None, None], "the new one is not there yet"
+    log.write_text("three\n")
+    lines = [line[0] for line in (next(found) for _ in range(3)) if line is not None]
+    assert lines == ["three"]
 
 
 def test_a_log_that_grows_is_cut_and_put_away(command: Command, tmp_path: Path) -> None:

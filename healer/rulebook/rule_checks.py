@@ -204,7 +204,7 @@ def _window(at: Where, window: Maintenance) -> Maintenance:
             at.wrong(name, say("rulebook.no_year_in_utc"), say("rulebook.leave_out_open_bound"))
             return window
     if len(bounds) == 2 and bounds["since"] >= bounds["until"]:
-        at.wrong("until", say("rulebook.lies_before_since"))
+        at.wrong("until", say("rulebook.must_be_after_since"))
     return msgspec.structs.replace(window, nodes=_hosts(at.at("nodes"), window.nodes), **bounds)
 
 

@@ -392,6 +392,14 @@ def test_planned_work_with_an_offset_is_kept_in_utc(folder: Path) -> None:
     assert (str(kept.since), str(kept.until)) == ("2026-11-01 05:30:00+00:00", "2026-11-01 17:30:00+00:00")
 
 
+@pytest.mark.parametrize("until", ["2026-11-20T08:00:00Z", "2026-11-20T08:59:59+01:00"])
+def test_planned_work_ends_after_it_begins(folder: Path, until: str) -> None:
+    """A window whose ends are equal, which lasts no moment, was said to end before it begins."""
+    window = f"{{nodes: [gpu01], why: PSU, since: 2026-11-20T08:00:00Z, until: {until}}}"
+    edit(folder, "guards.yaml", "maintenance: []", f"maintenance: [{window}]")
+    assert "until: must be after `since`" in problem(folder)
+
+
 @pytest.mark.parametrize(
     "bound", ["until: 9999-12-31T23:59:59-05:00", "since: 0001-01-01T00:00:00+10:30"], ids=["end", "start"]
 )

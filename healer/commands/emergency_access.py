@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ def _show(state: dict[str, Any], json: bool) -> None:
         until = state["ended_at"] or state["until"]
         used = {"at": _moment(state["used_at"]), "who": state["used_by"], "reason": quoted(state["reason"])}
         print_line(say("commands.glass_used", **used))
-        print_line(say("commands.glass_ends", at=_moment(until)))
+        is_over = state["ended_at"] is not None or datetime.fromisoformat(until) <= datetime.now(UTC)
+        print_line(say("commands.glass_ended" if is_over else "commands.glass_ends", at=_moment(until)))
     else:
         sealed = {"at": _moment(state["sealed_at"]), "who": state["sealed_by"]}
         print_line(say("commands.glass_sealed", **sealed))

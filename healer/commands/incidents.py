@@ -7,7 +7,16 @@ import typer
 
 from healer.commands import Failed, print_line, reading
 from healer.commands.phrases import incident_lines, timeline_title, where
-from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json, print_list, print_table
+from healer.commands.remote import (
+    AS_JSON,
+    CLUSTER,
+    Client,
+    Column,
+    print_json,
+    print_list,
+    print_table,
+    second_of,
+)
 from healer.text import quoted, say
 
 
@@ -44,13 +53,13 @@ _INCIDENTS: dict[str, Column] = {
     "ID": lambda incident: incident["id"][:8],
     "SEV": "severity",
     "STATE": "state",
-    "OPENED (UTC)": lambda incident: incident["opened"][:19],
+    "OPENED (UTC)": second_of("opened"),
     "WHERE": lambda incident: where(incident["root"]),
     "WHAT": "title",
 }
 _FILES: dict[str, Column] = {
     "FILE": "id",
-    "COLLECTED (UTC)": lambda file: file["at"][:19],
+    "COLLECTED (UTC)": second_of("at"),
     "NODE": "node",
     "BYTES": lambda file: file["bundle"]["size_bytes"],
     "PARTS": lambda file: "; ".join(file["bundle"]["parts"]),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from healer.commands import Failed, local, person, print_line
-from healer.commands.remote import AS_JSON, Client, add_group, print_json, print_list, url_of
+from healer.commands.remote import AS_JSON, Client, add_group, named_columns, print_json, print_list, url_of
 from healer.commands.safe_url import check_safe
 from healer.model.vocabulary import Role
 from healer.ports.request_errors import Invalid
@@ -78,7 +78,7 @@ def list_accounts(json: bool = AS_JSON) -> None:
     with _accounts() as accounts:
         rows = [_document(account) for account in accounts.book.all()]
     columns = ("name", "role", "groups", "created_at", "created_by")
-    print_list(rows, {column: column for column in columns}, json)
+    print_list(rows, named_columns(columns), json)
 
 
 def _print_made(

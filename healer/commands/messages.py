@@ -5,7 +5,17 @@ import secrets
 import typer
 
 from healer.commands import print_line
-from healer.commands.remote import AS_JSON, CLUSTER, REASON, Client, Column, given, print_json, print_list
+from healer.commands.remote import (
+    AS_JSON,
+    CLUSTER,
+    REASON,
+    Client,
+    Column,
+    given,
+    print_json,
+    print_list,
+    second_of,
+)
 from healer.text import say
 
 
@@ -41,7 +51,7 @@ _COLUMNS: dict[str, Column] = {
     "CHANNEL": "channel",
     "STATE": "state",
     "TRIES": "tries",
-    "AT (UTC)": lambda delivery: delivery["at"][:19],
+    "AT (UTC)": second_of("at"),
     "WHAT": "title",
     "ERROR": "error",
 }

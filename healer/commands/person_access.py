@@ -6,6 +6,7 @@ from urllib.parse import quote
 import typer
 
 from healer.commands import Failed, print_line
+from healer.commands.phrases import moment
 from healer.commands.remote import AS_JSON, Client, given, print_json, print_table
 from healer.text import Said, joined, say
 
@@ -64,7 +65,7 @@ def _rows(held: dict[str, Any]) -> list[tuple[str, ...]]:
     if held.get("account"):
         rows.append((say("commands.local_account"), held["account"]["id"], held["account"]["name"]))
     rows += [
-        (say("commands.session"), session["token"], say("commands.until", at=session["expires_at"]))
+        (say("commands.session"), session["token"], say("commands.until", at=moment(session["expires_at"])))
         for session in held["sessions"]
     ]
     rows += [

@@ -5,7 +5,7 @@ import secrets
 import typer
 
 from healer.commands import Failed, print_line
-from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, given, print_list
+from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, given, print_list, second_of
 from healer.text import say
 
 
@@ -38,7 +38,7 @@ def reconcile(
 _DIFFERENCES: dict[str, Column] = {
     "KIND": "kind",
     "ON": lambda difference: difference["node"] or difference["name"],
-    "SINCE (UTC)": lambda difference: (difference["since"] or "")[:19],
+    "SINCE (UTC)": second_of("since"),
     "WHAT": "what",
     "REPAIR": "would",
 }

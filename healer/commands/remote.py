@@ -189,6 +189,20 @@ def print_json(value: Any) -> None:
 Column = str | Callable[[dict[str, Any]], Any]
 
 
+def second_of(name: str) -> Column:
+    """The item's time of this name to the second, or nothing; the heading says that it is in UTC."""
+    return lambda item: (item[name] or "")[:19]
+
+
+def named_columns(names: Sequence[str]) -> dict[str, Column]:
+    """Columns headed as they are named in JSON; the times are named `…_at`."""
+    found: dict[str, Column] = {}
+    for name in names:
+        is_time = name.endswith("_at")
+        found[f"{name} (UTC)" if is_time else name] = second_of(name) if is_time else name
+    return found
+
+
 def add_group(
     app: typer.Typer, name: str, help_text: str, commands: Mapping[str, Callable[..., None]]
 ) -> None:

@@ -20,6 +20,7 @@ from healer.commands.remote import (
     print_json,
     print_list,
     print_table,
+    second_of,
 )
 from healer.commands.token import parse_lasts
 from healer.model.hostlist import expand
@@ -68,7 +69,7 @@ _RUNS: dict[str, Column] = {
     "ON": lambda run: run["node"] or run["job"],
     "STATE": "state",
     "BY": "by",
-    "CREATED (UTC)": lambda run: run["created_at"][:19],
+    "CREATED (UTC)": second_of("created_at"),
 }
 _PAUSES: dict[str, Column] = {
     "ID": "id",
@@ -76,8 +77,8 @@ _PAUSES: dict[str, Column] = {
     "NAME": "name",
     "CLUSTER": "cluster",
     "BY": "by",
-    "SINCE (UTC)": lambda pause: pause["since"][:19],
-    "UNTIL": "until",
+    "SINCE (UTC)": second_of("since"),
+    "UNTIL (UTC)": second_of("until"),
     "WHY": "reason",
 }
 

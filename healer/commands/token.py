@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from healer.commands import Failed, person, print_line
-from healer.commands.remote import AS_JSON, add_group, print_json, print_list
+from healer.commands.remote import AS_JSON, add_group, named_columns, print_json, print_list
 from healer.model.grants import ACTING
 from healer.model.vocabulary import Role
 from healer.ports.callers import NewToken
@@ -155,7 +155,7 @@ def list_tokens(
     """Show all tokens, newest first; never their secrets."""
     with _tokens() as tokens:
         found = tokens.all() if person is None else tokens.listed(person=person)
-    print_list([_document(row) for row in found], {name: name for name in _COLUMNS}, json)
+    print_list([_document(row) for row in found], named_columns(_COLUMNS), json)
 
 
 #: Columns of `healer token list`, headed as they are named in JSON.

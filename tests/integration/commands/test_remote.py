@@ -258,7 +258,10 @@ def test_json_is_json_beside_each_other_form(healer: Healer) -> None:
 def test_pauses(healer: Healer) -> None:
     made = healer("pause", "--reason", "roll-out", "--for", "30m", "--json")
     identity = json.loads(made.stdout)["id"]
-    assert "roll-out" in healer("pause", "--list").stdout
+    (shown,) = json.loads(healer("pause", "--list", "--json").stdout)
+    headings, row = healer("pause", "--list").stdout.splitlines()
+    assert "roll-out" in row and shown["until"][:19] in row and shown["until"] not in row
+    assert "UNTIL (UTC)" in headings
     assert healer("pause", "--end", identity, "--reason", "done").exit_code == 0
     assert healer("pause", "--list", "--json").stdout == "[]\n"
     wrong = healer("pause", "--reason", "x", "--for", "soon")
@@ -331,6 +334,8 @@ def test_a_token_is_printed_once_and_revoked(healer: Healer, served: tuple[Api, 
     assert len(token.split("_", 2)[2]) == 43
     headers = {"Authorization": f"Bearer {token}"}
     assert client.get("/api/v1/nodes", headers=headers).status_code == 200
+    shown = healer("token", "list").stdout
+    assert "created_at (UTC)" in shown and "+00:00" not in shown
     listed = healer("token", "list", "--json").stdout
     assert token.split("_")[1] in listed
     assert token.split("_", 2)[2] not in listed
@@ -426,8 +431,21 @@ def test_breaking_the_glass(healer: Healer, served: tuple[Api, httpx.Client]) ->
     assert "away" in shown and "break-glass (" in shown
     ended = healer("break-glass", "end", "--reason", "it is back")
     assert ended.exit_code == 0 and "new seal" in ended.stdout
+    at = json.loads(healer("break-glass", "status", "--json").stdout)["ended_at"][:16].replace("T", " ")
+    assert f"it ended {at} UTC" in healer("break-glass", "status").stdout
     again = healer("break-glass", "end", "--reason", "x")
     assert (again.exit_code, again.stdout) == (0, ended.stdout), "its first answer was lost on the way"
+
+
+def test_break_glass_access_that_ran_out_has_ended(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
+    """Hours after its end it was said that it ends, with an administrator looked for in vain."""
+    api, _ = served
+    secret = json.loads(healer("break-glass", "seal", "--json").stdout)["secret"]
+    healer("break-glass", "use", "--reason", "away", "--secret-file", "-", given=secret)
+    assert "it ends " in healer("break-glass", "status").stdout
+    with api.engine.begin() as tx:
+        tx.execute(sa.update(tables.tokens).values(expires_at=datetime(2026, 11, 20, 3, 0, tzinfo=UTC)))
+    assert "it ended 2026-11-20 03:00 UTC" in healer("break-glass", "status").stdout
 
 
 def test_a_chinese_terminal_gets_chinese_and_programs_get_the_same_everywhere(

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -25,7 +25,7 @@ from healer.api.incident_views import (
 )
 from healer.api.node_views import VALUES, NodeView, node_page, one_node, with_signals
 from healer.api.problems import Problem, not_in_slurm
-from healer.api.request_fields import Cursor, Id, Limit, Name, NodeFilter
+from healer.api.request_fields import Cursor, Id, Limit, Moment, Name, NodeFilter
 from healer.api.responses import answer, event_stream
 from healer.api.rule_views import BreakerView, RuleView, rule_list
 from healer.api.services import Services, services_of
@@ -288,15 +288,9 @@ def audit_export(request: Request, caller: Annotated[Caller, need(Role.auditor)]
 
 @router.get("/stats", responses=answers(Stats, "figures"))
 def stats(
-    request: Request, caller: Viewer, cluster: Name = None, since: Annotated[datetime | None, Query()] = None
+    request: Request, caller: Viewer, cluster: Name = None, since: Annotated[Moment | None, Query()] = None
 ) -> Response:
     """Counts by rule and cause, and the times to detect, decide, drain and return."""
-    if since is not None and since.tzinfo is None:
-        raise Problem(
-            422,
-            say("api.reading_routes_since_time_needs_zone_such"),
-            errors=[{"field": "since", "detail": say("api.reading_routes_no_zone")}],
-        )
     clusters = clusters_shown(request, caller, cluster)
     return answer(request, services_of(request).queries.figures.stats(clusters, since))
 
@@ -318,8 +312,8 @@ GOODPUT_LONGEST, GOODPUT_USUAL = timedelta(days=400), timedelta(days=30)
 
 @dataclass
 class GoodputFilter:
-    since: Annotated[datetime | None, Query(alias="from")] = None
-    until: Annotated[datetime | None, Query(alias="to")] = None
+    since: Annotated[Moment | None, Query(alias="from")] = None
+    until: Annotated[Moment | None, Query(alias="to")] = None
     by: Annotated[GoodputBy, Query()] = GoodputBy.partition
     cluster: Name = None
     format: Annotated[Literal["json", "csv"], Query()] = "json"
@@ -349,18 +343,9 @@ def goodput(request: Request, caller: Viewer, wanted: Annotated[GoodputFilter, D
 
 def _goodput_span(wanted: GoodputFilter, now: datetime) -> tuple[datetime, datetime]:
     """Whole hours: the one that `from` is in is the first, the one before `to` the last."""
-    for name, moment in (("from", wanted.since), ("to", wanted.until)):
-        if moment is not None and moment.tzinfo is None:
-            detail = say("api.reading_routes_no_zone")
-            raise Problem(
-                422,
-                say("api.reading_routes_since_time_needs_zone_such"),
-                errors=[{"field": name, "detail": detail}],
-            )
     until = wanted.until or now
     try:
-        since = (wanted.since or until - GOODPUT_USUAL).astimezone(UTC)
-        since = since.replace(minute=0, second=0, microsecond=0)
+        since = (wanted.since or until - GOODPUT_USUAL).replace(minute=0, second=0, microsecond=0)
         if since < until <= since + GOODPUT_LONGEST + timedelta(hours=1):
             return since, until
     except OverflowError:

@@ -1,6 +1,5 @@
 """Rehearsals: changes of rule files, replayed over recordings. They are not applied here."""
 
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -10,7 +9,7 @@ from starlette.responses import Response
 from healer.api.access import Admin, Operator, Viewer, allowed_cluster, clusters_shown, confine
 from healer.api.documents import answers
 from healer.api.problems import Problem, field_error
-from healer.api.request_fields import Body, Id, Name, Reason, Text, Word, once
+from healer.api.request_fields import Body, Id, Moment, Name, Reason, Text, Word, once
 from healer.api.responses import answer
 from healer.api.services import Services, services_of
 from healer.model.recordings import Recordings
@@ -58,15 +57,12 @@ def recordings(request: Request, caller: Viewer, cluster: Name = None) -> Respon
 def done(
     request: Request,
     caller: Viewer,
-    since: Annotated[datetime, Query()],
-    until: Annotated[datetime, Query()],
+    since: Annotated[Moment, Query()],
+    until: Annotated[Moment, Query()],
     cluster: Name = None,
 ) -> Response:
     """What was really opened, done and held in a span, to compare a replay with."""
     in_cluster = allowed_cluster(request, caller, cluster)
-    for name, at in (("since", since), ("until", until)):
-        if at.tzinfo is None:
-            raise field_error(name, say("api.rehearsal_routes_moment_with_zone"))
     return answer(request, services_of(request).done(in_cluster, since, until))
 
 

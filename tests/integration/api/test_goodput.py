@@ -82,10 +82,21 @@ def test_whole_hours_are_those_of_utc_where_the_zone_of_the_caller_has_half_ones
     assert (found["sum"]["total"], datetime.fromisoformat(found["since"])) == (110.0, HOUR)
 
 
+@pytest.mark.parametrize("name", ["from", "to"])
+@pytest.mark.parametrize("moment", ["2026-11-01T00:00:00", "2026-11-01", "9999-12-31T23:59:59-12:00"])
+def test_a_moment_that_cannot_be_read_is_named_by_its_parameter(
+    counted: Served, name: str, moment: str
+) -> None:
+    """`healer goodput --from 2026-11-01` was answered that `since` needs a time zone."""
+    api, client = counted
+    refused = client.get(PATH, params={name: moment}, headers=api.headers("viewer"))
+    assert refused.status_code == 422 and refused.json()["detail"].startswith(f"{name}: ")
+    assert [error["field"] for error in refused.json()["errors"]] == [name]
+
+
 @pytest.mark.parametrize(
     "asked",
     [
-        {"from": "2026-11-01T00:00:00"},
         {"from": "2026-11-02T00:00:00Z", "to": "2026-11-01T00:00:00Z"},
         {"from": "2020-11-01T00:00:00Z"},
         {"to": "0001-01-01T00:00:00Z"},

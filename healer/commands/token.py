@@ -66,7 +66,7 @@ def create(
     json: bool = AS_JSON,
 ) -> None:
     """Print a new token. It is shown only once; the database stores its digest."""
-    now, lasts = datetime.now(UTC), expires or (_LINK_LASTS if once else None)
+    now, lasts = datetime.now(UTC), _LINK_LASTS if once and expires is None else expires
     _check_cluster(cluster, node or job)
     _check_vouching(vouches, role)
     new = _checked(

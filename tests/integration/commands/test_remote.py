@@ -345,6 +345,18 @@ def test_a_token_is_printed_once_and_revoked(healer: Healer, served: tuple[Api, 
     assert "/sign-in?token=heal_" in link
 
 
+@pytest.mark.parametrize("also", [["--once"], []], ids=["link", "token"])
+def test_an_empty_validity_makes_no_token(
+    healer: Healer, served: tuple[Api, httpx.Client], also: list[str]
+) -> None:
+    """`--expires "$LASTS"` of a script without that variable made a token that never expires."""
+    api, _ = served
+    refused = healer("token", "create", "--role", "viewer", "--name", "bob", "--expires", "", *also)
+    assert refused.exit_code == 2 and "Invalid value for --expires" in refused.stderr
+    with api.engine.connect() as conn:
+        assert conn.scalar(sa.select(sa.func.count()).where(tables.tokens.c.name == "bob")) == 0
+
+
 def test_a_sign_in_link_leads_to_the_healer_that_runs_here(
     served: tuple[Api, httpx.Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

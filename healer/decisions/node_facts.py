@@ -128,8 +128,13 @@ def window_of(windows: tuple[Maintenance, ...], node: SlurmNode, now: datetime) 
 
 def may_be_planned(rules: Ruleset, cluster: str) -> bool:
     """Whether the site's lists name any planned work for this cluster, now or ever."""
-    everywhere = (settings_of(rules, cluster), *rules.partition_guards.values())
-    return any(settings.maintenance for settings in everywhere)
+    return any(True for _ in _windows(rules, cluster))
+
+
+def _windows(rules: Ruleset, cluster: str) -> Iterator[Maintenance]:
+    """All windows of the site's lists for this cluster and its partitions."""
+    for settings in (settings_of(rules, cluster), *rules.partition_guards.values()):
+        yield from settings.maintenance
 
 
 def ended_windows(
@@ -137,8 +142,7 @@ def ended_windows(
 ) -> dict[str, datetime]:
     """Node -> the end of its last window of planned work in the site's list that ended in (since, now]."""
     found: dict[str, datetime] = {}
-    everywhere = (settings_of(rules, cluster), *rules.partition_guards.values())
-    ends = [window.until for settings in everywhere for window in settings.maintenance]
+    ends = (window.until for window in _windows(rules, cluster))
     if not any(until is not None and since < until <= now for until in ends):
         return found
     for node in nodes:
@@ -150,15 +154,20 @@ def ended_windows(
     return found
 
 
-def lifted_windows(
-    before: Ruleset, rules: Ruleset, cluster: str, nodes: Iterable[SlurmNode], since: datetime, now: datetime
-) -> dict[str, datetime]:
-    """Nodes in planned work by the site's list as it was at `since`, and by the present one no longer: their
-    work has ended `now`, as a person took it off the list or changed its bounds."""
-    if not may_be_planned(before, cluster):
-        return {}
-    were_in_work = (node for node in nodes if _listed_window(before, cluster, node, since) is not None)
-    return {node.name: now for node in were_in_work if _listed_window(rules, cluster, node, now) is None}
+def has_bound(rules: Ruleset, cluster: str, since: datetime, now: datetime) -> bool:
+    """Whether a window of the site's list begins or ends in (since, now]."""
+    bounds = (bound for window in _windows(rules, cluster) for bound in (window.since, window.until))
+    return any(bound is not None and since < bound <= now for bound in bounds)
+
+
+def nodes_in_windows(
+    rules: Ruleset, cluster: str, nodes: Iterable[SlurmNode], now: datetime
+) -> frozenset[str]:
+    """The nodes in planned work by the site's list."""
+    if not may_be_planned(rules, cluster):
+        return frozenset()
+    listed = (node.name for node in nodes if _listed_window(rules, cluster, node, now) is not None)
+    return frozenset(listed)
 
 
 def _listed_window(rules: Ruleset, cluster: str, node: SlurmNode, now: datetime) -> Maintenance | None:

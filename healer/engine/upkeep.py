@@ -441,4 +441,5 @@ def _inventory(picture: Picture, node: NodePicture, now: datetime) -> Inventory:
         booted_at=node.booted_at,
         worked_until=picture.changes.work_ended.get(node.name),
         in_work=shown is not None and is_in_maintenance(picture.slurm, shown),
+        in_window=node.name in picture.changes.in_window,
     )

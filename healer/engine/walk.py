@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from healer.decisions.node_facts import ended_windows, lifted_windows, planned_window
+from healer.decisions.node_facts import ended_windows, has_bound, nodes_in_windows, planned_window
 from healer.detection import PictureLook, detect, read_all
 from healer.detection.protocol import Pair
 from healer.detection.reported import gauge_findings
@@ -165,16 +165,18 @@ def _note_ended_windows(rules: Ruleset, picture: Picture, now: datetime) -> None
     end, or because the list was changed."""
     if picture.slurm is None:
         return
-    changes, nodes = picture.changes, picture.slurm.nodes.values()
+    changes, nodes = picture.changes, picture.slurm.nodes
     since, changes.windows_until = changes.windows_until or now - KEPT, now
-    before, changes.windows_of = changes.windows_of or rules, rules
-    ended = ended_windows(rules, picture.cluster, nodes, since, now)
-    if before is not rules:
-        lifted = lifted_windows(before, rules, picture.cluster, nodes, since, now)
-        # Kept with the node, as the list no longer says when they ended.
-        picture.facts_changed.update(picture.node(name).name for name in lifted)
-        ended |= lifted
-    for name, at in ended.items():
+    is_same_list, changes.windows_of = changes.windows_of is rules, rules
+    if is_same_list and not has_bound(rules, picture.cluster, since, now):
+        return
+    ended = ended_windows(rules, picture.cluster, nodes.values(), since, now)
+    before = changes.in_window
+    changes.in_window = nodes_in_windows(rules, picture.cluster, nodes.values(), now)
+    # What was taken off the list has ended now. Kept with the node: the list no longer says when.
+    lifted = nodes.keys() & before - changes.in_window
+    picture.facts_changed.update(picture.node(name).name for name in before ^ changes.in_window)
+    for name, at in (dict.fromkeys(lifted, now) | ended).items():
         changes.work_ended[name] = max(at, changes.work_ended.get(name, at))
 
 

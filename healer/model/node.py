@@ -166,8 +166,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     `changed`: the new value of a fact and when healer saw it change. `earlier`: changes before those, over a
     year, which the store keeps. `booted_at`: when healer heard of a new boot; None: of none since it began to
-    look. `worked_until`: when planned work on the node ended last, as Slurm showed it; `in_work`: Slurm
-    showed it in planned work then.
+    look. `worked_until`: when planned work on the node ended last; `in_work`: Slurm showed it in planned
+    work then; `in_window`: it was in a window of the site's list.
     """
 
     node: str
@@ -178,6 +178,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     booted_at: datetime | None = None
     worked_until: datetime | None = None
     in_work: bool = False
+    in_window: bool = False
 
 
 def figures_in(results: Mapping[str, str]) -> dict[str, float]:

@@ -191,11 +191,12 @@ class Standing:
 class Changes:
     """Recent changes of nodes by people and boots."""
 
-    #: When planned work on a node last ended; until when the site's maintenance windows were checked, and of
-    #: which rules.
+    #: When planned work on a node last ended; until when the site's maintenance windows were checked, of
+    #: which rules, and the nodes that were in one then.
     work_ended: dict[str, datetime] = field(default_factory=dict)
     windows_until: datetime | None = None
     windows_of: Ruleset | None = None
+    in_window: frozenset[str] = frozenset()
     #: Nodes that Slurm showed in planned work before a restart, and that have not been checked since.
     in_work: set[str] = field(default_factory=set)
     #: Since when Slurm shows nodes as no longer out by plan or starting.
@@ -505,9 +506,11 @@ class Picture:
             node.facts_at = seen.arrived_at
             self.facts_changed.add(node.name)
 
-    def load_inventories(self, inventories: Iterable[Inventory]) -> None:
+    def load_inventories(self, inventories: Sequence[Inventory]) -> None:
         """Restores what nodes reported about themselves before a restart."""
         self.changes.unnamed = None
+        in_window = (inventory.node for inventory in inventories if inventory.in_window)
+        self.changes.in_window = frozenset(in_window)
         for inventory in inventories:
             node = self.node(inventory.node)
             node.facts, node.facts_at = dict(inventory.facts), inventory.at

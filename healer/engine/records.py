@@ -26,6 +26,7 @@ from healer.model import (
 )
 from healer.model.goodput import WASTED, GoodputRow, Prices, Spent, effective
 from healer.model.shown import cell_text
+from healer.model.slurm import is_fresh
 from healer.observations.seal_state import seal_problems
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import (
@@ -298,8 +299,12 @@ def _checks_of(pulse: Pulse, now: datetime, stale_s: float) -> dict[str, dict[st
         slurm: dict[str, Any] = {"ok": False, "text": say("engine.no_picture", cluster=pulse.cluster)}
     else:
         age = (now - pulse.taken_at).total_seconds()
-        text = quoted(pulse.error or say("engine.picture_age", age_s=age))
-        slurm = {"ok": age <= stale_s, "text": text, "age_s": age, "limit_s": stale_s}
+        is_ahead = age < -stale_s
+        shown = (
+            say("engine.picture_ahead", ahead_s=-age) if is_ahead else say("engine.picture_age", age_s=age)
+        )
+        fresh = is_fresh(pulse.taken_at, now, stale_s)
+        slurm = {"ok": fresh, "text": quoted(pulse.error or shown), "age_s": age, "limit_s": stale_s}
     if found := troubles(pulse.controller):
         # Informational: healer can work while the snapshot is fresh.
         slurm["troubles"] = [

@@ -715,6 +715,11 @@ def _placed(jobs: Iterable[SlurmJob]) -> dict[str, list[SlurmJob]]:
 OUR_RESERVATIONS = "healer_"
 
 
+def is_fresh(taken_at: datetime, now: datetime, stale_s: float) -> bool:
+    """Whether a snapshot may be acted on: neither too old, nor from a clock that is as far ahead."""
+    return abs((now - taken_at).total_seconds()) <= stale_s
+
+
 def reservation_name(incident: str) -> str:
     """The name for the tests of this incident (or run, if there is none); always the same."""
     return f"{OUR_RESERVATIONS}{incident[:8]}"

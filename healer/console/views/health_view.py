@@ -8,6 +8,7 @@ import msgspec
 from healer.console import words
 from healer.console.views import Shown
 from healer.model import Controller, Loss, LossReason, UnknownSeries
+from healer.model.slurm import is_fresh
 from healer.model.telemetry import ScrapeState
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Backlog, Queue, SelfHealth, SendersHeard, Sink, Standing
@@ -137,7 +138,7 @@ def _slurm(state: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row
         if standing.snapshot_error:
             error = words.sentence(standing.snapshot_error)
             text = say("console.health_taken_but", text=text, error=error)
-        fresh = (now - picture.taken_at).total_seconds() <= standing.guards.stale_s
+        fresh = is_fresh(picture.taken_at, now, standing.guards.stale_s)
         yield _row("picture", fresh, text, down=True)
     if seen is not None:
         yield _adapter(seen)

@@ -12,6 +12,7 @@ from healer.console.views.health_view import SILENT
 from healer.console.views.runs_view import asks
 from healer.decisions.capacity import floor_limit, slots_limit
 from healer.model import Breaker, BreakerState, Mode, Pause, Severity, Trouble
+from healer.model.slurm import is_fresh
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Standing
 from healer.ports.break_glass import GlassState
@@ -93,10 +94,9 @@ def strip(standing: Standing, rows: list[NodeRow], now: datetime) -> Strip:
 
 
 def is_stale(standing: Standing, now: datetime) -> bool:
-    """Whether Slurm was never read, or too long ago to act on."""
-    if standing.snapshot is None:
-        return True
-    return (now - standing.snapshot.taken_at).total_seconds() > standing.guards.stale_s
+    """Whether Slurm was never read, or too long ago to act on, or by a clock that is too far ahead."""
+    snapshot = standing.snapshot
+    return snapshot is None or not is_fresh(snapshot.taken_at, now, standing.guards.stale_s)
 
 
 def pause_scope(pause: Pause) -> str:
@@ -205,7 +205,12 @@ def _slurm_banners(standing: Standing, now: datetime) -> list[Banner]:
         text = say("console.standing_healer_holds_every_action", error=error)
         found.append(Banner(tone="bad", title=say("console.standing_no_picture_slurm_yet"), text=text))
     elif is_stale(standing, now):
-        title = say("console.standing_slurm_was_last_seen", ago=words.ago(standing.snapshot.taken_at, now))
+        ahead_s = (standing.snapshot.taken_at - now).total_seconds()
+        title = (
+            say("console.standing_slurm_ahead", span=words.span(ahead_s))
+            if ahead_s > 0
+            else say("console.standing_slurm_was_last_seen", ago=words.ago(standing.snapshot.taken_at, now))
+        )
         text = say("console.standing_healer_holds_every_action_until", error=error)
         found.append(Banner(tone="bad", title=title, text=text))
     for trouble in troubles(standing.controller):

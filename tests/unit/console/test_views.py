@@ -150,6 +150,9 @@ def test_strip_before_the_first_picture_and_after_the_last(sample: Sample) -> No
     later = standing_view.strip(standing(sample), [], NOW + timedelta(minutes=3))
     assert later.stale
     assert later.banners[0].title == "Slurm last answered 3 min ago"
+    ahead = standing_view.strip(standing(sample), [], NOW - timedelta(minutes=4))
+    assert ahead.stale
+    assert ahead.banners[0].title == "The Slurm snapshot is dated 3 min in the future: check the clocks"
 
 
 def test_place_names_the_smallest_part() -> None:

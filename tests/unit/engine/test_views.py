@@ -69,6 +69,14 @@ def pulse(cluster: str, age_s: float = 2, **fields: object) -> Pulse:
     return Pulse(cluster=cluster, **(taken | fields))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("age_s", "ok"), [(31, False), (30, True), (-30, True), (-31, False)])
+def test_readiness_and_the_gate_agree_on_the_snapshot(age_s: float, ok: bool) -> None:
+    """With the scheduler's clock ahead every action was held, and the check read "ok: -1188 s old"."""
+    check = readiness(lambda: [pulse("pod1", age_s)], NOW, stale_s=30).checks["slurm"]
+    assert check["ok"] is ok
+    assert ("in the future: check the clocks" in check["text"]) is (age_s == -31)
+
+
 def test_one_cluster_that_is_well_is_enough() -> None:
     found = readiness(lambda: [pulse("pod1"), pulse("pod2", age_s=31)], NOW, stale_s=30)
     assert found.ready and set(found.checks) == {

@@ -12,6 +12,7 @@ from typing import Any
 from healer.commands import Failed, not_one_of, print_line
 from healer.commands.remote import Client
 from healer.commands.send import Total, opened, patiently
+from healer.importing.local_stamps import DISORDER
 from healer.signals.step_logs import APART_S, FORMATS, LINE_MAX, LogReader, LogStep
 from healer.text import Said, say
 
@@ -67,10 +68,13 @@ def _of_job(outer: dict[str, Any]) -> dict[str, Any]:
 
 def _batches(path: Path, reader: LogReader, follow: bool) -> Iterator[list[dict[str, Any]]]:
     batch, sent = [], time.monotonic()
+    last: datetime | None = None
     for line in _followed(path) if follow else _whole(path):
         step = None if line is None else reader.line(*line)
         if step is not None:
-            batch.append(_sample(step, line[1] if line else None))
+            seen = line[1] if line else None
+            last = seen if step.stamp is None else line_time(step.stamp, seen or last)
+            batch.append(_sample(step, last))
         if len(batch) >= _SAMPLES or (batch and follow and time.monotonic() - sent >= _SEND_S):
             yield batch
             batch, sent = [], time.monotonic()
@@ -78,9 +82,15 @@ def _batches(path: Path, reader: LogReader, follow: bool) -> Iterator[list[dict[
         yield batch
 
 
-def _sample(step: LogStep, seen: datetime | None) -> dict[str, Any]:
-    """A line's own time has no zone: that of this machine is taken."""
-    at = step.stamp.astimezone(UTC) if step.stamp is not None else seen
+def line_time(stamp: datetime, near: datetime | None) -> datetime:
+    """A line's own time has no zone: that of this machine is taken. An hour that comes twice in autumn is the
+    second one if the first lies well before `near`: when the line was seen to be written, else the time of
+    the line before."""
+    first, second = (stamp.replace(fold=fold).astimezone(UTC) for fold in (0, 1))
+    return second if first < second and near is not None and near - first > DISORDER else first
+
+
+def _sample(step: LogStep, at: datetime | None) -> dict[str, Any]:
     sample = {
         "step": step.step,
         "step_s": step.step_s,

@@ -104,6 +104,20 @@ def test_a_whole_log(command: Command, tmp_path: Path) -> None:
     assert not {"rank", "node", "compute_s"} & set(body["samples"][0])
 
 
+def test_the_hour_that_comes_twice_in_autumn(command: Command) -> None:
+    """The job's clock jumped back at 02:00 and its steps of a whole hour were sent as an hour old."""
+    command.environ["TZ"] = "Europe/Berlin"
+    clocks = ["01:59:00", "02:00:00", "02:30:00", "02:59:00", "02:00:00", "02:30:00", "02:59:00", "03:00:00"]
+    lines = [
+        f" [2026-10-25 {clock}] iteration {step:8d}/ 500 | elapsed time per iteration (ms): 605.5 |"
+        for step, clock in enumerate(clocks)
+    ]
+    command.run("--from-log", "-", given="\n".join(lines) + "\n")
+    assert [sample["time"][11:16] for sample in command.steps()] == [
+        "23:59", "00:00", "00:30", "00:59", "01:00", "01:30", "01:59", "02:00",
+    ]  # fmt: skip
+
+
 def test_standard_input_with_a_bar_that_is_redrawn(command: Command) -> None:
     bar = "".join(f"\rEpoch 0:  10%|#   | {n}/100 [0{n}:05<00:45,  0.02it/s, v_num=1]" for n in (1, 2, 2, 3))
     command.run("--from-log", "-", "--format", "lightning", "--job", "99", given=bar + "\n")

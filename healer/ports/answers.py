@@ -123,7 +123,7 @@ class SealState(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     """Liveness of one cluster: when Slurm's snapshot was taken (None: never yet) and the poller's last error,
-    the state of slurmctld, whether a detector holds the lock, and how far the audit is sealed."""
+    the state of slurmctld, whether a detector leads and works, and how far the audit is sealed."""
 
     cluster: str
     taken_at: datetime | None = None

@@ -20,12 +20,13 @@ from healer.adapters.postgres.incident_rows import about_node, incident_page, ma
 from healer.adapters.postgres.loops import Beat, try_lead
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.outbox import PostgresMessageBook, all_deliveries
-from healer.adapters.postgres.own_health import stored
+from healer.adapters.postgres.own_health import pulses, stored
 from healer.adapters.postgres.read_queries import postgres_queries
 from healer.adapters.postgres.run_rows import write_entries, write_runs
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.tables import (
     audit_records,
+    beats,
     findings,
     goodput,
     inbox,
@@ -603,6 +604,18 @@ def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.E
     assert (away.snapshot, away.default_mode, here.default_mode) == (None, Mode.suggest, Mode.auto)
     book = pages.rule_book("pod2")
     assert (book.rules.default_mode, book.cases) == (Mode.suggest, {"gpu-lost": 3})
+
+
+def test_a_leader_that_has_stopped_working_is_no_active_detector(fresh_database: sa.Engine) -> None:
+    """A detector that hung kept its lock: `/readyz` said "running" for as long as it did."""
+    with fresh_database.connect() as leader:
+        assert try_lead(leader, CLUSTER)
+        assert pulses(fresh_database, [CLUSTER])[0].detector, "it has just begun"
+        Beat(fresh_database, CLUSTER, "detector")()
+        assert pulses(fresh_database, [CLUSTER])[0].detector
+        with fresh_database.begin() as conn:
+            conn.execute(sa.update(beats).values(at=datetime.now(UTC) - timedelta(minutes=2)))
+        assert not pulses(fresh_database, [CLUSTER])[0].detector
 
 
 def test_database_reports_on_healer_itself(fresh_database: sa.Engine) -> None:

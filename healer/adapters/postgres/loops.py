@@ -129,10 +129,15 @@ def read_beats(conn: sa.Connection, cluster: str) -> dict[str, datetime]:
 
 def beats_on(engine: sa.Engine, cluster: str, part: str) -> bool:
     """Whether the part sent a heartbeat within `DEAD_AFTER_S`."""
-    since = sa.func.clock_timestamp() - sa.func.make_interval(0, 0, 0, 0, 0, 0, DEAD_AFTER_S)
-    lately = sa.exists().where(beats.c.cluster == cluster, beats.c.part == part, beats.c.at > since)
     with reading(engine) as conn:
-        return conn.execute(sa.select(lately)).scalar_one()
+        return beat_lately(conn, cluster, part) is True
+
+
+def beat_lately(conn: sa.Connection, cluster: str, part: str) -> bool | None:
+    """Whether the part sent a heartbeat within `DEAD_AFTER_S`; None if it never sent one."""
+    since = sa.func.clock_timestamp() - sa.func.make_interval(0, 0, 0, 0, 0, 0, DEAD_AFTER_S)
+    lately = sa.select(beats.c.at > since).where(beats.c.cluster == cluster, beats.c.part == part)
+    return conn.execute(lately).scalar()
 
 
 class Waker:

@@ -10,7 +10,14 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from healer.adapters.postgres.arrivals import read_states
 from healer.adapters.postgres.engine import reading
 from healer.adapters.postgres.forest_rows import models_seen
-from healer.adapters.postgres.loops import RETIRED, WITNESS_PART, lock_held, part_lock, read_beats
+from healer.adapters.postgres.loops import (
+    RETIRED,
+    WITNESS_PART,
+    beat_lately,
+    lock_held,
+    part_lock,
+    read_beats,
+)
 from healer.adapters.postgres.node_rows import read_controller
 from healer.adapters.postgres.outbox import all_deliveries
 from healer.adapters.postgres.retention import free_share
@@ -43,11 +50,19 @@ def pulses(engine: sa.Engine, clusters: Sequence[str]) -> list[Pulse]:
                 taken_at=rows[cluster].taken_at if cluster in rows else None,
                 error=rows[cluster].error or "" if cluster in rows else "",
                 controller=read_controller(conn, cluster),
-                detector=lock_held(conn, part_lock("detector", cluster)),
+                detector=_detector_works(conn, cluster),
                 seal=_seal_state(conn, cluster),
             )
             for cluster in clusters
         ]
+
+
+def _detector_works(conn: sa.Connection, cluster: str) -> bool:
+    """Whether one leads. One that hangs keeps its lock, and no longer beats."""
+    return (
+        lock_held(conn, part_lock("detector", cluster))
+        and beat_lately(conn, cluster, "detector") is not False
+    )
 
 
 def seal_state(engine: sa.Engine, cluster: str) -> SealState:

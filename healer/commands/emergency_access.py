@@ -56,7 +56,7 @@ def use(
         print_json(opened)
     else:
         print_line(opened["token"])
-        print_line(say("commands.glass_until", at=f"{opened['expires_at'][:19]} UTC"), err=True)
+        print_line(say("commands.glass_until", at=_moment(opened["expires_at"])), err=True)
 
 
 def _secret(file: Path | None) -> str:

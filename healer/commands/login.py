@@ -9,6 +9,7 @@ import typer
 
 from healer.commands import Failed, print_line
 from healer.commands.kept_logins import KeptLogin, keep_login, kept_login, logins_file
+from healer.commands.phrases import moment
 from healer.commands.remote import AS_JSON, CLUSTER, Client, ClientError, given, print_json, url_of
 from healer.commands.safe_url import check_safe
 from healer.text import said_by, say
@@ -58,7 +59,7 @@ def login(
         print_line(
             say(
                 "commands.signed_in", name=found["name"], role=found["role"],
-                until=f"{found['expires_at'][:16]} UTC",
+                until=moment(found["expires_at"]),
             )
         )  # fmt: skip
         if os.environ.get("HEALER_TOKEN") or os.environ.get("HEALER_TOKEN_FILE"):

@@ -209,10 +209,10 @@ def press_done(services: Services, press: Press) -> str:
     _check_has_not_left(services, person.name)
     check_served(services, run.cluster)
     caller = Caller(id=f"slack:{press.user}", name=person.name, role=person.role)
+    if press.asked != asked_of(run) and run.state is RunState.waiting:
+        raise Conflict(say("engine.asks_another", run=_named(run)))
     if press.verb == "approve":
         playbook = services.rules().playbooks.get(run.playbook)
-        if press.asked != asked_of(run) and run.state is RunState.waiting:
-            raise Conflict(say("engine.asks_another", run=_named(run)))
         if switches_power(playbook) and (where := _proves_at(services, person.name)):
             return say("api.sign_in_again_for_power", where=where)
         reason = say("api.approved_in_slack")
@@ -225,7 +225,9 @@ def press_done(services: Services, press: Press) -> str:
         return say("api.press_approved", **named)
     reason = say("api.rejected_in_slack", why=REJECTIONS.get(press.why, say("api.no_reason")))
     done = services.runs.reject(run.id, by=caller.name, reason=reason, request=press.key)
-    return say("api.press_rejected", name=caller.name, run=_named(done))
+    named = {"name": caller.name, "run": _named(done)}
+    at_step = run.state is RunState.waiting
+    return say("api.press_rejected_step", **named) if at_step else say("api.press_rejected", **named)
 
 
 def _check_has_not_left(services: Services, name: str) -> None:

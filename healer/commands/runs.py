@@ -224,7 +224,7 @@ def approve(
 
 
 def reject(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
-    """Reject a run that waits for approval: it ends without doing anything."""
+    """Reject a run that waits for approval: it takes no further step."""
     _on_run(run_id, "reject", {"reason": reason}, json)
 
 

@@ -293,7 +293,7 @@ def approve(
     refused_before = run.state in _STATES_TO_APPROVE and run.approved_by != order.by
     if _is_repeated(tx, order) and not refused_before:
         return run  # it may be waiting at a later step, which this order does not cover
-    step = _step_to_approve(tx, run) if run.state is RunState.waiting else None
+    step = _step_to_approve(tx, run)
     if step is None and run.state not in _STATES_TO_APPROVE:
         return _approved_before(run, order, restart)
     if until is not None and run.approve_until != until:
@@ -405,22 +405,23 @@ def _check_person(run: Run, approver: Approver, rules: Ruleset) -> None:
 
 def _step_to_approve(tx: CommandTx, run: Run) -> str | None:
     """The step at which the run waits for an approval; None if it waits for none."""
-    log = tx.log(run.id)
+    log = tx.log(run.id) if run.state is RunState.waiting else ()
     last = log[-1] if log else None
     waits = last is not None and last.event is StepEvent.waiting and last.data.get("approval")
     return last.step if last is not None and waits else None
 
 
 def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
-    """Rejects a run that waits for permission, or cancels one that has not ended, and informs the
-    detector."""
+    """Rejects a run that waits for permission, to begin or at a step, or cancels one that has not ended, and
+    informs the detector."""
     tx.lock_gate()
     run = locked_run(tx, order.about)
     if run.state is state:
         return run
     if run.state in ENDED_RUN_STATES:
         raise Conflict(say("engine.run_ended", **_id_and_state(run)))
-    if state is RunState.rejected and run.state not in _STATES_TO_APPROVE:
+    asks = run.state in _STATES_TO_APPROVE or _step_to_approve(tx, run) is not None
+    if state is RunState.rejected and not asks:
         raise Conflict(say("engine.cancel_instead", **_id_and_state(run)))
     verb = f"run.{state}"
     stored = tx.set_run_state(run.id, state, why=order.reason, at=order.at)

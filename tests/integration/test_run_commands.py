@@ -211,6 +211,22 @@ def test_an_approval_is_of_the_question_that_its_person_saw(desk: Desk) -> None:
     assert went_on.state is RunState.running
 
 
+def test_who_is_asked_at_a_step_may_reject(desk: Desk) -> None:
+    """The run has begun, and asks a person before one of its steps."""
+    begin(desk, run("r1", playbook="power-cycle"), run("r2", 2, playbook="power-cycle"))
+    with desk.ledger.command() as tx:
+        tx.write(entry("agree", StepEvent.waiting, data={"approval": True}))
+        tx.set_run_state("r1", RunState.waiting, why="its power", at=desk.clock.now())
+        tx.set_run_state("r2", RunState.waiting, why="until it is empty", at=desk.clock.now())
+    for _ in range(2):
+        rejected = desk.people.reject("r1", by="ann", reason="not now", request="q1")
+        assert rejected.state is RunState.rejected
+    assert desk.audited().count("run.rejected") == 1
+    with pytest.raises(Conflict, match="cancel it instead"):
+        desk.people.reject("r2", by="ann", reason="not now", request="q2")
+    assert desk.state("r2") is RunState.waiting
+
+
 def test_a_retry_that_comes_twice_is_one(desk: Desk) -> None:
     begin(desk, run("r1", playbook="gpu-fatal", state=RunState.stuck))
     failed = entry("drain", StepEvent.failed, data={"final": True})

@@ -12,8 +12,20 @@ import httpx
 import msgspec
 import pytest
 
-from healer.model import Channel, ChannelKind, Notifications, Person, Role, Run, RunState
+from healer.adapters.postgres.tables import run_log
+from healer.model import (
+    Channel,
+    ChannelKind,
+    LogEntry,
+    Notifications,
+    Person,
+    Role,
+    Run,
+    RunState,
+    StepEvent,
+)
 from healer.ports.request_errors import Conflict
+from healer.text import to_stored
 from tests.support.api import CLUSTER, Api, save_run
 from tests.support.wait import wait_until
 
@@ -124,6 +136,22 @@ def test_a_press_is_of_what_its_message_asked(slack: Slack) -> None:
         assert "no longer waits for this approval" in slack.press("U0ANN", "approve", value)
     # It is asked now, but has no step in its log.
     assert "there is nothing to approve" in slack.press("U0ANN", "approve", f"{run}@{until.timestamp():.0f}")
+
+
+def test_a_rejection_is_of_what_its_message_asked(slack: Slack) -> None:
+    until = datetime.now(UTC) + timedelta(minutes=5)
+    run = waiting_run(slack, "gpu0003", state=RunState.waiting, approve_until=until)
+    asks = LogEntry(
+        run=run, at=until, epoch=1, step="agree", event=StepEvent.waiting, data={"approval": True}
+    )
+    with slack.api.engine.begin() as conn:
+        row = {"run": run, "at": until, "step": asks.step, "event": asks.event, "doc": to_stored(asks)}
+        conn.execute(run_log.insert().values(**row))
+    slack.api.token(Role.operator, name="ann")
+    for value in (f"busy:{run}", f"busy:{run}@{until.timestamp() - 60:.0f}"):
+        assert "no longer waits for this approval" in slack.press("U0ANN", "reject", value)
+    said = slack.press("U0ANN", "reject", f"busy:{run}@{until.timestamp():.0f}")
+    assert said == "ann rejected drain on gpu0003. Its remaining steps will not be done; what it did remains."
 
 
 @pytest.mark.parametrize("verb", ["approve", "reject"])

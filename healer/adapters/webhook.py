@@ -223,6 +223,7 @@ def bad_answer(who: str, response: httpx.Response, wait_s: float | None) -> Deli
         say("adapters.who_answered", who=who, status=status),
         retry_after_s=wait_s,
         refused=response.is_client_error and response.status_code not in _LATER,
+        is_full=response.status_code == httpx.codes.TOO_MANY_REQUESTS,
     )
 
 

@@ -71,6 +71,8 @@ _FIRST_WAIT_S = 5.0
 _GROWTH = 6.0
 #: A sink may ask for a longer wait, up to this.
 _WAIT_MAX_S = 3600.0
+#: For so long a sink that is full costs a message none of its tries.
+_FULL_FOR = timedelta(hours=1)
 #: An unreachable feed backs off as after one refusal while the event is younger than this, then as after two.
 _SOON = timedelta(minutes=1)
 #: Events older than this are skipped: a feed that was off for a week resumes with yesterday's.
@@ -417,9 +419,18 @@ def outcome_of_failure(
     attempt: Attempt, error: DeliveryFailed, now: datetime, chance: float, *, may_end: bool = False
 ) -> Outcome:
     """The outcome of a failed try: another try, unless it was the last or (`may_end`) the sink will never
-    accept it."""
+    accept it. One that a full sink had no room for goes out, pages first, when the sink has room again."""
     wish = error.retry_after_s
     held_until = now + timedelta(seconds=min(wish, _WAIT_MAX_S)) if wish else None
+    if error.is_full and held_until is not None and now - attempt.at < _FULL_FOR:
+        return Outcome(
+            state=DeliveryState.due,
+            word="failed",
+            text=said_by(error),
+            next_try_at=held_until,
+            held_until=held_until,
+            counts=False,
+        )
     ends = attempt.tries >= _most_tries(attempt, refused=error.refused) or (may_end and error.refused)
     # A page goes out soon after its pager is back.
     waits = min(attempt.tries, MAX_TRIES - 1) if _is_opening(attempt) else attempt.tries

@@ -37,12 +37,15 @@ APPROVAL_MARK = ":approval"
 
 class DeliveryFailed(Exception):
     """A sink did not accept it; `retry_after_s` if the sink gave one. `refused`: the sink says that it never
-    will (4xx)."""
+    will (4xx). `is_full`: it has no room for it now (429)."""
 
-    def __init__(self, text: Said, retry_after_s: float | None = None, *, refused: bool = False) -> None:
+    def __init__(
+        self, text: Said, retry_after_s: float | None = None, *, refused: bool = False, is_full: bool = False
+    ) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
         self.refused = refused
+        self.is_full = is_full
 
 
 class Notifier(Protocol):
@@ -160,7 +163,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a try. `state`: due if it is tried again at `next_try_at`. `text`: the sink's reference
-    if accepted, else why not. `held_until`: the sink asks for a pause."""
+    if accepted, else why not. `held_until`: the sink asks for a pause. `counts`: it was one of the tries
+    that a message has."""
 
     state: DeliveryState
     #: For the log: `healer.model.DeliveryAttempt`.
@@ -168,6 +172,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     next_try_at: datetime | None = None
     held_until: datetime | None = None
+    counts: bool = True
 
     @property
     def is_failure(self) -> bool:

@@ -765,6 +765,39 @@ def test_a_channel_that_asks_for_a_pause_gets_it(site: Site) -> None:
     assert len(site.roots()) == 2
 
 
+def test_a_channel_that_is_full_gets_the_page_first_once_it_has_room(site: Site) -> None:
+    """Slack takes one message a second. What it has no room for is no try: none is lost in a long storm."""
+    site.notifications = only(site.notifications, "ops")
+    for number in range(2, 12):
+        site.incident(number, node=f"gpu{number:04d}")
+    one = site.incident(1, severity=Severity.P0, p0_since=site.hand.now())
+    site.put(p0_page(one, "held"))
+    full = (429, {"retry-after": "1"}, {"ok": False, "error": "ratelimited"})
+    for _ in range(tell.MAX_TRIES + 1):
+        site.chats.answers.append(full)
+        site.round(1)
+        assert site.slack() == []
+    site.round(1)
+    assert site.roots()[0]["metadata"]["event_payload"]["thread"] == one.id
+    assert len(site.roots()) == 11
+
+
+def test_news_for_a_full_channel_waits_for_room_without_a_try_for_an_hour(site: Site) -> None:
+    site.notifications = only(site.notifications, "ops")
+    one = site.incident()
+    site.round()
+    site.put(msgspec.structs.replace(one, acknowledged_by="anna"))
+    full = (429, {"retry-after": "600"}, {"ok": False, "error": "ratelimited"})
+    for minutes in range(0, 60, 10):
+        site.chats.answers.append(full)
+        site.round(10 * MINUTE if minutes else 0)
+    assert site.states() == ["sent", "due"]
+    for _ in range(tell.MAX_TRIES):
+        site.chats.answers.append(full)
+        site.round(60 * MINUTE)
+    assert site.states() == ["sent", "failed"]
+
+
 def only(notifications: Notifications, channel: str) -> Notifications:
     routes = [
         msgspec.structs.replace(one, to=(channel,)) for one in notifications.routes if channel in one.to

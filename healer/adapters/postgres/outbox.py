@@ -107,7 +107,7 @@ class PostgresOutbox(PostgresStore):
                 kind, until = "ticket" if attempt.is_ticket else "message", outcome.held_until
                 same = (messages.c.state == "due", messages.c.kind == kind, messages.c.next_try_at < until)
                 conn.execute(sa.update(messages).where(*same).values(next_try_at=until))
-            if _mark(conn, messages, attempt, _values(outcome)) and record is not None:
+            if _mark(conn, messages, attempt, _values(attempt, outcome)) and record is not None:
                 audit_rows.append(conn, record)
 
 
@@ -254,7 +254,7 @@ class PostgresChannelOutbox:
             if outcome.held_until is not None:
                 here = (channels.c.cluster == self._cluster, channels.c.name == self.name)
                 conn.execute(sa.update(channels).where(*here).values(held_until=outcome.held_until))
-            took = _mark(conn, deliveries, attempt, {**_values(outcome), "ended_at": ended_at})
+            took = _mark(conn, deliveries, attempt, {**_values(attempt, outcome), "ended_at": ended_at})
             if took and record is not None:
                 audit_rows.append(conn, record)
 
@@ -316,12 +316,13 @@ def _log(conn: sa.Connection, delivery: str | int, now: datetime, outcome: str, 
     conn.execute(sa.insert(delivery_log).values(row))
 
 
-def _values(outcome: Outcome) -> dict[str, object]:
+def _values(attempt: Attempt, outcome: Outcome) -> dict[str, object]:
     if outcome.is_failure:
         values: dict[str, object] = {"error": storable_doc(quoted(outcome.text))}
     else:
         values = {"error": None, "reference": storable_text(outcome.text) or None}
-    return {"state": outcome.state, "next_try_at": outcome.next_try_at, **values}
+    tries = attempt.tries if outcome.counts else attempt.tries - 1
+    return {"state": outcome.state, "next_try_at": outcome.next_try_at, "tries": tries, **values}
 
 
 def _mark(conn: sa.Connection, table: sa.Table, attempt: Attempt, values: dict[str, object]) -> bool:

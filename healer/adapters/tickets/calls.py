@@ -52,8 +52,10 @@ class Reply(msgspec.Struct, frozen=True):
 class Answered(DeliveryFailed):
     """The answer was not 2xx."""
 
-    def __init__(self, text: Said, retry_after_s: float | None, *, refused: bool, reply: Reply) -> None:
-        super().__init__(text, retry_after_s, refused=refused)
+    def __init__(
+        self, text: Said, retry_after_s: float | None, *, refused: bool, is_full: bool, reply: Reply
+    ) -> None:
+        super().__init__(text, retry_after_s, refused=refused, is_full=is_full)
         self.reply = reply
 
 
@@ -146,6 +148,7 @@ class Calls:
             say("signals.field", field=answered, text=words) if words else answered,
             pause_s if pause_s is not None else retry_after_s(reply.headers),
             refused=response.is_client_error and response.status_code not in _LATER and pause_s is None,
+            is_full=response.status_code == httpx.codes.TOO_MANY_REQUESTS or pause_s is not None,
             reply=reply,
         )
 

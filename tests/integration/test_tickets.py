@@ -181,6 +181,20 @@ def test_created_but_the_line_was_cut_it_is_found_again(name: str, desk: Desk) -
 
 
 @systems
+def test_created_but_answered_with_a_short_pause_it_is_looked_for_no_sooner(name: str, desk: Desk) -> None:
+    """A proxy gave up on the answer, and says when it has room for another request: not when the search of
+    the system shows what was created."""
+    desk.fails[CREATES[name]] = (502, {"retry-after": "1"}, b"bad gateway")
+    with pytest.raises(DeliveryFailed) as failed:
+        tickets(name, desk).send(ticket())
+    assert failed.value.retry_after_s == (60.0 if name.startswith("jira") else 1.0)
+    desk.fails[CREATES[name]] = (429, {"retry-after": "1"}, {})
+    with pytest.raises(DeliveryFailed) as failed:
+        tickets(name, desk).send(ticket())
+    assert failed.value.retry_after_s == 1.0
+
+
+@systems
 def test_noted_but_the_line_was_cut_it_is_not_noted_again(name: str, desk: Desk) -> None:
     one = tickets(name, desk)
     ref = one.send(ticket())

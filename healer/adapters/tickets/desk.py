@@ -85,10 +85,11 @@ class DeskTickets:
         try:
             return self._desk.create(ticket, key)
         except DeliveryFailed as error:
-            if error.refused or error.retry_after_s is not None:
+            if error.refused or error.is_full:
                 raise
             # The ticket may exist nevertheless: the next attempt has to find it.
-            raise DeliveryFailed(said_by(error), self._desk.settles_s or None) from None
+            wait_s = max(error.retry_after_s or 0.0, self._desk.settles_s)
+            raise DeliveryFailed(said_by(error), wait_s or None) from None
 
 
 def key_of(ticket: Ticket) -> str:

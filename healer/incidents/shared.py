@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from healer.detection.readings import gpu_model
-from healer.incidents.incident_verdict import reworded
+from healer.incidents.incident_verdict import uncapitalised
 from healer.model import (
     HARDWARE,
     WAVE_FAULT,
@@ -321,8 +321,7 @@ def _wave(
 def wave_title(wave: Wave, rule: Rule) -> Said:
     faults = {incident.fault for incident in wave.members}
     code = code_of(next(iter(faults))) if len(faults) == 1 else ""
-    title = quoted(rule.title)
-    what = quoted(code) or reworded(title, f"{title[:1].lower()}{title[1:]}")
+    what = quoted(code) or uncapitalised(rule.title)
     named = {"n": len(wave.nodes), "what": what, "span": wave.span}
     if wave.shared:
         return say("incidents.wave_shared", shared=wave.shared, **named)

@@ -262,6 +262,15 @@ def test_wave_is_one_incident_that_names_the_shared_cause_and_drains_no_node() -
     assert [one for one in actions(document) if one[0] == "notify"] == [("notify", None, None)]
 
 
+def test_wave_of_several_faults_is_named_by_its_rule() -> None:
+    exception = "NVRM: Xid (PCI:0000:1b:00): 13, pid=4242, name=python, Graphics Exception: ESR 0x405840"
+    page = "NVRM: Xid (PCI:0000:1b:00): 31, pid=4242, name=python, MMU Fault: FAULT_PDE ACCESS_TYPE_READ"
+    faults = [*each(range(1, 5), exception, apart=0.1), *each(range(5, 9), page, at=11, apart=0.1)]
+    document = played(placed(40), *faults, clock(120))
+    (wave,) = [one for one in document["incidents"] if one["rule"] == "wave"]
+    assert "8 nodes with GPU error caused by an application " in wave["title"]
+
+
 def test_later_members_join_the_same_wave_incident() -> None:
     faults = each(range(1, 41), GSP, apart=5)
     document = played(placed(200, driver=["580.65"] * 40 + ["575.57"] * 160), *faults, clock(600))

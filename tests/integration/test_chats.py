@@ -351,6 +351,18 @@ def test_pagerduty_has_one_alert_for_an_incident(chats: Chats) -> None:
     assert [one["event_action"] for one in sent] == ["trigger", "trigger", "acknowledge", "resolve"]
 
 
+def test_an_incident_that_opens_again_begins_with_its_first_alert(chats: Chats) -> None:
+    pager = channel("pagerduty", chats)
+    mild, worse = notice(severity=Severity.P1), msgspec.structs.replace(notice(), page=True, worse=True)
+    first, second = "healer:pod1:1f2e3d4c", ""
+    for _ in range(2):
+        assert pager.send(mild, second and first) == first
+        assert (second := pager.send(worse, first)) == f"{first}:P0" == pager.send(worse, first)
+        assert pager.send(notice("b", stage=Stage.resolved), second) == first
+    ended = [one["dedup_key"] for one in chats.taken["pagerduty"] if one["event_action"] == "resolve"]
+    assert ended == [first, first, second] * 2
+
+
 def test_an_alert_ends_by_itself_unless_it_is_sent_again(chats: Chats) -> None:
     moment = [AT]
     manager = Alertmanager(chats.url, stand_in.AM_TOKEN, now=lambda: moment[0])

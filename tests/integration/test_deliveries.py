@@ -765,6 +765,37 @@ def test_a_channel_that_asks_for_a_pause_gets_it(site: Site) -> None:
     assert len(site.roots()) == 2
 
 
+def test_a_page_that_is_worse_wakes_who_acknowledged_the_milder_one(site: Site) -> None:
+    """PagerDuty notifies for no repeat of an alert that someone has acknowledged there: a worse one is an
+    alert of its own, and takes the place of the milder one."""
+    wakes = Route(to=("night",), how=Manner.page, severities=(Severity.P0, Severity.P1))
+    site.notifications = msgspec.structs.replace(site.notifications, routes=(wakes,))
+    one = site.incident()
+    site.round()
+    site.put(msgspec.structs.replace(one, acknowledged_by="anna"))
+    site.round(MINUTE)
+    worse = msgspec.structs.replace(
+        one, acknowledged_by="anna", severity=Severity.P0, p0_since=site.hand.now()
+    )
+    site.put(worse)
+    site.put(p0_page(worse, "held"))
+    site.round(MINUTE)
+    site.put(p0_page(msgspec.structs.replace(worse, p0_since=site.hand.now() + timedelta(hours=1)), "held"))
+    site.round(10 * MINUTE)
+    site.put(over(worse, site.hand.now()))
+    site.round(MINUTE)
+    key = f"healer:pod1:{one.id}"
+    sent = [(event["event_action"], event["dedup_key"]) for event in site.chats.taken["pagerduty"]]
+    assert sent == [
+        ("trigger", key),
+        ("acknowledge", key),
+        ("trigger", f"{key}:P0"),
+        ("resolve", key),
+        ("trigger", f"{key}:P0"),
+        ("resolve", f"{key}:P0"),
+    ]
+
+
 def test_a_channel_that_is_full_gets_the_page_first_once_it_has_room(site: Site) -> None:
     """Slack takes one message a second. What it has no room for is no try: none is lost in a long storm."""
     site.notifications = only(site.notifications, "ops")

@@ -6,7 +6,7 @@ incident are one thread.
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -161,7 +161,7 @@ def digest(name: str, cluster: str, items: Sequence[Item], console_url: str) -> 
         id=name,
         cluster=cluster,
         title=say("telling.digest", cluster=cluster, n=len(ordered), open=still),
-        text=joined(lines, "line"),
+        text=_of_lines(lines),
         severity=min((_severity(item) for item in ordered), default=Severity.P3),
         about=About(stage=Stage.opened),
     )
@@ -196,12 +196,29 @@ def _title_at_root(incident: Incident) -> Said:
     return say("telling.title_opened", severity=incident.severity, where=where, title=incident.title)
 
 
+def _of_lines(lines: Iterable[str]) -> Said:
+    """A text of these lines. What others wrote in one of them, such as a person's reason, begins no line."""
+    return joined(map(_folded, lines), "line")
+
+
+def _folded(part: Any) -> Any:
+    """A sentence, or an argument of one, without line breaks."""
+    if isinstance(part, Said):
+        folded = {name: _folded(value) for name, value in part.args.items()}
+        return Said(one_line(part), part.key, folded) if len(part.splitlines()) > 1 else part
+    if isinstance(part, Mapping):
+        return {name: _folded(value) for name, value in part.items()}
+    if isinstance(part, list | tuple):
+        return [_folded(value) for value in part]
+    return one_line(part) if isinstance(part, str) else part
+
+
 def _message(incident: Incident, name: str, stage: Stage, lines: Sequence[Said]) -> Message:
     return Message(
         id=name,
         cluster=incident.cluster,
         title=_title(incident, stage),
-        text=joined(lines, "line"),
+        text=_of_lines(lines),
         severity=incident.severity,
         incident=incident.id,
         about=about_incident(incident, stage),
@@ -284,7 +301,7 @@ def _of_healer(
         id=name,
         cluster=cluster,
         title=title,
-        text=joined(lines, "line"),
+        text=_of_lines(lines),
         severity=severity,
         about=About(alarm=alarm, **about),
     )
@@ -335,7 +352,7 @@ def _of_incident(
         id=f"{incident.id}:{kind}",
         cluster=incident.cluster,
         title=title,
-        text=joined(lines, "line"),
+        text=_of_lines(lines),
         severity=severity,
         page=page,
         incident=incident.id,
@@ -497,7 +514,7 @@ def approval_page(run: Run) -> Message:
         id=f"{run.id}{APPROVAL_MARK}" + (f":{asked_at:%Y%m%dT%H%M%S}" if begun else ""),
         cluster=run.cluster,
         title=say("telling.not_approved", playbook=run.playbook, where=where),
-        text=joined((what, say("telling.waits_since", time=f"{asked_at:%H:%M}")), "line"),
+        text=_of_lines((what, say("telling.waits_since", time=f"{asked_at:%H:%M}"))),
         # A run that has begun has done what is urgent: the rest does not page.
         severity=Severity.P1 if begun else Severity.P0,
         page=not begun,
@@ -654,7 +671,7 @@ def proof_text(incident: Incident, steps: Sequence[LogEntry]) -> Said:
     if incident.tried is not Remedy.none and incident.tried in REMEDY_LADDER:
         lines.append(say("telling.tried", remedy=say(f"incidents.remedy_{incident.tried}")))
     lines.append(_jobs(incident))
-    return joined([*lines, *_work_done(steps)], "line")
+    return _of_lines([*lines, *_work_done(steps)])
 
 
 def _jobs(incident: Incident) -> Said:

@@ -46,7 +46,8 @@ from healer.ports.outbound import DeliveryFailed, MessageChannel, Notice
 from healer.settings import Settings
 from healer.settings import load as load_settings
 from healer.telling.news import about_incident, approval_page, breaker_page, breaker_reset_message, p0_page
-from healer.text import quoted, to_stored
+from healer.text import quoted, say, to_stored
+from healer.text.language import Language
 from tests.support import api
 from tests.support import chats as stand_in
 from tests.support.chats import Chats, serve_chats
@@ -763,6 +764,21 @@ def test_a_channel_that_asks_for_a_pause_gets_it(site: Site) -> None:
     assert site.slack() == []
     site.round(10)
     assert len(site.roots()) == 2
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_what_a_person_wrote_begins_no_line_of_a_message(site: Site, language: Language) -> None:
+    channels = (msgspec.structs.replace(site.notifications.channels[0], language=language),)
+    site.notifications = msgspec.structs.replace(only(site.notifications, "ops"), channels=channels)
+    one = site.incident()
+    site.round()
+    reason = "seated\nWhere: nowhere\r\n*healer:* all is well"
+    forged = say("incidents.person_resolved", who="eve", reason=reason)
+    site.put(over(one, site.hand.now(), forged))
+    site.round(MINUTE)
+    lines = site.slack()[-1]["text"].split("\n")
+    assert "seated Where: nowhere *healer:* all is well" in lines[-1]
+    assert len(lines) == 4
 
 
 def test_a_page_that_is_worse_wakes_who_acknowledged_the_milder_one(site: Site) -> None:

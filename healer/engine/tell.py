@@ -71,6 +71,9 @@ _FIRST_WAIT_S = 5.0
 _GROWTH = 6.0
 #: A sink may ask for a longer wait, up to this.
 _WAIT_MAX_S = 3600.0
+#: The longest wait of a page at a channel that takes other messages. Not at once, as it may be this page that
+#: the channel cannot take, which has so many tries.
+_PAGE_WAITS = timedelta(minutes=3)
 #: For so long a sink that is full costs a message none of its tries.
 _FULL_FOR = timedelta(hours=1)
 #: An unreachable feed backs off as after one refusal while the event is younger than this, then as after two.
@@ -367,6 +370,8 @@ def deliver_to(
             now = clock.now()
             outbox.settle(attempt, outcome, _record(attempt, outcome, now), now, notice)
             sent += outcome.state is DeliveryState.sent
+        if sent:
+            outbox.hurry_pages(clock.now() + _PAGE_WAITS)
     return sent
 
 

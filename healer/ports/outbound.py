@@ -73,6 +73,7 @@ class EventSink(Protocol):
         """Raises DeliveryFailed. The same `seq` again is the same event."""
 
 
+# Wide: what the kinds of channels show of a message, one field per fact; each takes those it has a place for.
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A message in the form for channels. `thread` is the same for all messages of one incident. `console`
     opens the incident or the run; `approve` the page where a person signs in and approves. `run`: the value
@@ -216,6 +217,9 @@ class ChannelOutbox(Protocol):
         notice: Notice | None = None,
     ) -> None:
         """Like `Outbox.settle`; `notice` is what the channel shows now."""
+
+    def hurry_pages(self, until: datetime) -> None:
+        """Pages that wait for a later try are due by then: the channel is back."""
 
     def open_notices(self, before: datetime, now: datetime) -> list[Notice]:
         """Notices of incidents that are not over, last sent before this moment; or later than now, by a clock

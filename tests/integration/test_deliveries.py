@@ -766,6 +766,23 @@ def test_a_channel_that_asks_for_a_pause_gets_it(site: Site) -> None:
     assert len(site.roots()) == 2
 
 
+def test_a_page_goes_out_soon_after_its_channel_takes_other_news_again(site: Site) -> None:
+    """Slack was away, and the page's next try is some 18 minutes off."""
+    site.notifications = only(site.notifications, "ops")
+    one = site.incident(severity=Severity.P0, p0_since=site.hand.now())
+    site.put(p0_page(one, "held"))
+    for minutes in (0, 1, 1, 4):
+        site.chats.answers.extend([(503, {}, {})] * 2)
+        site.round(minutes * MINUTE)
+    site.chats.answers.clear()
+    site.round(4 * MINUTE)
+    assert site.slack() == []
+    site.incident(2, node="gpu0002")
+    site.round()
+    site.round(3 * MINUTE)
+    assert [root["metadata"]["event_payload"]["thread"][7] for root in site.roots()] == ["2", "1"]
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_what_a_person_wrote_begins_no_line_of_a_message(site: Site, language: Language) -> None:
     channels = (msgspec.structs.replace(site.notifications.channels[0], language=language),)

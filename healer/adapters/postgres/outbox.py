@@ -261,6 +261,13 @@ class PostgresChannelOutbox:
             if took and record is not None:
                 audit_rows.append(conn, record)
 
+    def hurry_pages(self, until: datetime) -> None:
+        here = (deliveries.c.cluster == self._cluster, deliveries.c.channel == self.name)
+        waits = (deliveries.c.state == "due", deliveries.c.how == Manner.page, deliveries.c.tries > 0)
+        late = sa.update(deliveries).where(*here, *waits, deliveries.c.next_try_at > until)
+        with self._engine.begin() as conn:
+            conn.execute(late.values(next_try_at=until))
+
     def open_notices(self, before: datetime, now: datetime) -> list[Notice]:
         # A notice about no incident is never resolved: it expires at the channel. So does one whose
         # incident ended while the channel was away for so long that the news of it is a dead letter.

@@ -235,12 +235,21 @@ def parse_log(raw: bytes) -> "_Reader":
     parser.EntityDeclHandler = reader.entity
     parser.ExternalEntityRefHandler = lambda *_: False
     try:
-        parser.Parse(raw, True)
+        parser.Parse(_without_names(raw), True)
     except (expat.ExpatError, ValueError, LookupError) as error:
         raise BadBody(say("signals.not_smi", error=said_by(error))) from None
     if not reader.is_log:
         raise BadBody(say("signals.not_smi", error=say("signals.smi_no_log")))
     return reader
+
+
+def _without_names(raw: bytes) -> bytes:
+    """Without the names of processes: a program chooses its own, and nvidia-smi has printed bytes there that no
+    XML may contain."""
+    begin, end = b"<process_name>", b"</process_name>"
+    first, *rest = raw.split(begin)
+    cut = [begin + end + part.partition(end)[2] if end in part else begin + part for part in rest]
+    return b"".join([first, *cut])
 
 
 class _Reader:

@@ -230,6 +230,17 @@ def test_a_gpu_with_one_reading_that_failed_is_counted(bench: Bench, said: str) 
     assert ("gpu_temp_c", gpu(1)) not in values and values["memory_temp_c", gpu(1)] == 71
 
 
+@pytest.mark.parametrize("name", [b"\xff\xff\xfe", b"\x1b[31mtrain", b"train & eval", b"train --loss<0.1"])
+def test_the_name_of_a_process_costs_no_sample(bench: Bench, name: bytes) -> None:
+    """Programs choose it, and nvidia-smi has printed bytes there that no XML may contain."""
+    app = b"<process_info><pid>1</pid><process_name>%s</process_name></process_info>"
+    raw = (HEAD.format(attached=1) + h100("3B") + "</nvidia_smi_log>").encode()
+    odd = raw.replace(b"<processes>", b"<processes>" + app % name + app % b"python3")
+    assert odd != raw
+    named, plain = (bench.translator.nvidia_smi(one, known, NOW, node="gpu0001") for one in (odd, raw))
+    assert named.samples == plain.samples > 0
+
+
 def test_a_gpu_without_any_reading_is_not_counted(bench: Bench) -> None:
     failed = h100("3A").replace("<gpu_temp>61 C<", "<gpu_temp>Unknown Error<")
     failed = failed.replace("<performance_state>P0<", "<performance_state>Unknown Error<")

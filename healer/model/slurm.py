@@ -23,8 +23,11 @@ _APPENDED = " : "
 #: Reasons that mean no reason at all.
 _NONE = frozenset({"", "(null)", "none"})
 
-_GRES = r"gres/\S+ count (?:reported lower than configured|too low)(?: \([^)]*\))?"
-_LOW = rf"(?:Low (?:RealMemory|socket\*core\*thread count|CPUs|TmpDisk)(?: \([^)]*\))?|{_GRES})"
+_COUNT = r"count (?:reported lower than configured|too low|changed and jobs are using them)(?: \([^)]*\))?"
+_TYPE = r"type (?:changed and jobs are using them|\([^)]*\) reported but not configured)"
+_GRES = rf"gres/\S+ (?:{_COUNT}|{_TYPE})"
+_LESS = r"Low (?:RealMemory|socket\*core\*thread count|CPUs|TmpDisk)(?: \([^)]*\))?"
+_LOW = rf"(?:{_LESS}|CoreSpec differ|{_GRES})"
 
 #: Slurm's own reasons (slurmctld and slurmd, 22.05 to 26.05), whole: a person's may begin like one of them.
 _SLURM_REASONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -33,12 +36,14 @@ _SLURM_REASONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("kill-task-failed", r"Kill task failed(?: \(.*\))?"),
         ("not-responding", r"Not responding"),
         ("rebooted", r"Node unexpectedly rebooted"),
-        ("prolog-error", r"Prolog error"),
+        ("prolog-error", r"Prolog error|Prolog/Epilog failure"),
         ("epilog-error", r"Epilog error"),
         ("job-environment", r"Job env setup error"),
         ("batch-failure", r"batch job complete failure"),
         ("gres-count", rf"{_GRES}(?:, {_LOW})*"),
-        ("low-resources", rf"{_LOW}(?:, {_LOW})*"),
+        ("low-resources", rf"{_LOW}(?:, {_LOW})*|Bad core count"),
+        ("spool-full", r"SlurmdSpoolDir is full"),
+        ("duplicate-job", r"Duplicate jobid"),
         ("reboot", r"Reboot ASAP|reboot (?:requested|issued|complete|timed out)"),
         ("power", r"ResumeTimeout reached|Powered down after resume|POWER_DOWN_ASAP"),
     )

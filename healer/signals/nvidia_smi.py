@@ -244,8 +244,8 @@ def parse_log(raw: bytes) -> "_Reader":
 
 
 def _without_names(raw: bytes) -> bytes:
-    """Without the names of processes: a program chooses its own, and nvidia-smi has printed bytes there that no
-    XML may contain."""
+    """Without the names of processes: a program chooses its own, and nvidia-smi has printed bytes there that
+    no XML may contain."""
     begin, end = b"<process_name>", b"</process_name>"
     first, *rest = raw.split(begin)
     cut = [begin + end + part.partition(end)[2] if end in part else begin + part for part in rest]

@@ -264,8 +264,8 @@ _LOST = re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_SHORT}:? (?:GPU )?has fallen 
 # The fabric manager's own log: no line of the kernel, but none that a user's `logger` could make either.
 _FABRIC = re.compile(
     rf"\[(?P<stamp>[A-Z][a-z]{{2}} \d\d \d{{4}} \d\d:\d\d:\d\d)\] \[[A-Z]+\] \[tid \d+\] detected NVSwitch "
-    rf"(?P<word>fatal|non-fatal) error (?P<code>\d{{5}}) on fid \d+ on NVSwitch pci bus id {_BDF}"
-    r" physical id (?P<switch>\d+) port (?P<port>\d+)\.?$"
+    rf"(?P<word>fatal|non-fatal) error (?P<code>\d{{5}}) on (?:fid|NodeId) \d+ on NVSwitch pci "
+    rf"bus id {_BDF} physical id (?P<switch>\d+) port (?P<port>\d+)\.?$"
 )
 
 # A GPU's loss reported over several lines, matched completely in the driver's own words: a user can get a

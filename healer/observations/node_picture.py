@@ -342,7 +342,8 @@ _ROUTE_DATA = frozenset({"ahead_s", "job"})
 _DIGITS = re.compile(r"\d+")
 #: The stamp before a record: `[  123.456789]` of dmesg and syslog, `6,1234,123456789,-;` of /dev/kmsg.
 _STAMP = re.compile(
-    r"(?:[^\[]{0,80}\bkernel: |<\d{1,3}>)?\[ *(\d{1,10})\.(\d{6})[\]\s<]|\d{1,3},\d{1,18},(\d{0,10}?)(\d{6}),"
+    r"(?:[^\[]{0,80}\bkernel: ?|<\d{1,3}>)?\[ *(\d{1,10})\.(\d{6})[\]\s<]"
+    r"|\d{1,3},\d{1,18},(\d{0,10}?)(\d{6}),"
 )
 
 #: Which fields a sender fills in, the resolution of its times, which relay it is, and how its lines begin:

@@ -73,12 +73,12 @@ _FORMS = tuple(
     re.compile(form)
     for form in (
         rf"{_PRI}(?:kern\s*:\w+\s*:\s*)?{_MONO}{_CALLER}\s+",  # dmesg, dmesg -r, dmesg -x
-        rf"{_PRI}(?:{_BSD}|{_ISO}|{_DAY}|(?P<unix>\d{{9,11}}\.\d{{1,9}})) {_HOST} kernel: {_AFTER_TAG}",
+        rf"{_PRI}(?:{_BSD}|{_ISO}|{_DAY}|(?P<unix>\d{{9,11}}\.\d{{1,9}})) {_HOST} kernel: ?{_AFTER_TAG}",
         # dmesg -T, dmesg --time-format iso, dmesg -H
         rf"{_PRI}(?:kern\s*:\w+\s*:\s*)?(?:{_DAY}|\[?{_ISO}\]?|{_RELATIVE}){_CALLER}\s+",
-        rf"{_PRI}(?:{_HOST} )?kernel: {_AFTER_TAG}",  # the time cut off, or kept elsewhere
+        rf"{_PRI}(?:{_HOST} )?kernel: ?{_AFTER_TAG}",  # the time cut off, or kept elsewhere
         # BusyBox's syslogd, or a syslog without the host
-        rf"{_PRI}{_BSD} (?:(?:{_HOST} )?kern\.\w{{3,7}} )?kernel: {_AFTER_TAG}",
+        rf"{_PRI}{_BSD} (?:(?:{_HOST} )?kern\.\w{{3,7}} )?kernel: ?{_AFTER_TAG}",
         r"kern\s*:\w+\s*:\s+",  # dmesg -x -t
         rf"{_FULL} {_HOST} kernel: ",
         r"\[\.\.\.\]\s+",  # the time cut out, as NVIDIA's documents show lines

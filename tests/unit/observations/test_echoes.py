@@ -122,7 +122,13 @@ def test_only_so_many_lines_are_remembered() -> None:
 
 def test_the_kernels_stamp_is_read_from_each_form_that_has_it() -> None:
     rest = "NVRM: Xid (PCI:0000:9b:00): 94"
-    for stamp in ("[ 1234.567890] ", "Nov 20 03:00:00 gpu0001 kernel: [ 1234.567890] ", "6,12,1234567890,-;"):
+    syslog = "Nov 20 03:00:00 gpu0001 kernel:"
+    for stamp in (
+        "[ 1234.567890] ",
+        f"{syslog} [ 1234.567890] ",
+        f"{syslog}[ 1234.567890] ",
+        "6,12,1234567890,-;",
+    ):
         assert uptime_of(stamp + rest) == 1234.56789
     assert uptime_of("Nov 20 03:00:00 gpu0001 kernel: " + rest) is None
     assert uptime_of(rest + ", name=[ 1234.567890] ") is None, "what a process calls itself is no stamp"

@@ -235,7 +235,7 @@ def parse_log(raw: bytes) -> "_Reader":
     parser.EntityDeclHandler = reader.entity
     parser.ExternalEntityRefHandler = lambda *_: False
     try:
-        parser.Parse(_without_names(raw), True)
+        parser.Parse(_xml_alone(raw), True)
     except (expat.ExpatError, ValueError, LookupError) as error:
         raise BadBody(say("signals.not_smi", error=said_by(error))) from None
     if not reader.is_log:
@@ -243,13 +243,19 @@ def parse_log(raw: bytes) -> "_Reader":
     return reader
 
 
-def _without_names(raw: bytes) -> bytes:
-    """Without the names of processes: a program chooses its own, and nvidia-smi has printed bytes there that
-    no XML may contain."""
-    begin, end = b"<process_name>", b"</process_name>"
-    first, *rest = raw.split(begin)
-    cut = [begin + end + part.partition(end)[2] if end in part else begin + part for part in rest]
-    return b"".join([first, *cut])
+def _xml_alone(raw: bytes) -> bytes:
+    """Without warnings around the document, and without its lists of processes: a program chooses its name,
+    and nvidia-smi has printed it as it is. Raises ValueError where a name looks like output: each GPU has
+    one list, and the number of GPUs comes before the first."""
+    head, closing, _ = raw.rpartition(b"</nvidia_smi_log>")
+    document = head[max(0, head.find(b"<?xml")) :] + closing if closing else raw
+    first, *others = document.split(b"<processes>")
+    attached = first.partition(b"<attached_gpus>")[2].partition(b"<")[0].strip()
+    gpus = document.count(b"<gpu id=")
+    most = int(attached) if attached.isdigit() and len(attached) < 3 else gpus
+    if others and not len(others) == document.count(b"</processes>") <= gpus <= most:
+        raise ValueError(say("signals.smi_process_name"))
+    return first + b"".join(other.partition(b"</processes>")[2] for other in others)
 
 
 class _Reader:

@@ -230,6 +230,18 @@ def test_a_gpu_with_one_reading_that_failed_is_counted(bench: Bench, said: str) 
     assert ("gpu_temp_c", gpu(1)) not in values and values["memory_temp_c", gpu(1)] == 71
 
 
+def test_warnings_around_the_document_cost_no_sample(bench: Bench) -> None:
+    """nvidia-smi prints some of them on its standard output."""
+    raw = (HEAD.format(attached=1) + h100("3B") + "</nvidia_smi_log>\n").encode()
+    said = b"WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n"
+    plain = bench.translator.nvidia_smi(raw, known, NOW, node="gpu0001")
+    for around in (raw + said, said + raw):
+        taken = bench.translator.nvidia_smi(around, known, NOW, node="gpu0001")
+        assert taken.samples == plain.samples > 0
+    with pytest.raises(BadBody):
+        bench.translator.nvidia_smi(raw.replace(b"</nvidia_smi_log>", b"") + said, known, NOW, node="gpu0001")
+
+
 @pytest.mark.parametrize("name", [b"\xff\xff\xfe", b"\x1b[31mtrain", b"train & eval", b"train --loss<0.1"])
 def test_the_name_of_a_process_costs_no_sample(bench: Bench, name: bytes) -> None:
     """Programs choose it, and nvidia-smi has printed bytes there that no XML may contain."""
@@ -239,6 +251,22 @@ def test_the_name_of_a_process_costs_no_sample(bench: Bench, name: bytes) -> Non
     assert odd != raw
     named, plain = (bench.translator.nvidia_smi(one, known, NOW, node="gpu0001") for one in (odd, raw))
     assert named.samples == plain.samples > 0
+
+
+def test_the_name_of_a_process_is_no_output(bench: Bench) -> None:
+    """A program whose name goes on like nvidia-smi's output must not say anything about a GPU."""
+    ends = "</process_name></process_info></processes>"
+    fake = '</gpu><gpu id="00000000:5D:00.0"><remapped_rows><remapped_row_failure>Yes</remapped_row_failure></remapped_rows>'
+    begins = "<processes><process_info><process_name>"
+    for name in (f"{ends}{fake}", f"{ends}{fake}{begins}"):
+        app = f"<process_info><pid>1</pid><process_name>{name}</process_name></process_info>"
+        raw = (
+            HEAD.format(attached=1)
+            + h100("3B").replace("<processes>", "<processes>" + app)
+            + "</nvidia_smi_log>"
+        )
+        with pytest.raises(BadBody, match="name of a process"):
+            bench.translator.nvidia_smi(raw.encode(), known, NOW, node="gpu0001")
 
 
 def test_a_gpu_without_any_reading_is_not_counted(bench: Bench) -> None:

@@ -356,12 +356,10 @@ def watch_findings(walk: PictureLook) -> list[Finding]:
     picture.looked_at = now
     found = []
     for condition in conditions(picture, picture.slurm, settings):
-        key = (condition.fault, condition.where)
-        standing = picture.standing.get(key)
-        if standing is None or _is_interrupted(standing, condition.for_s, now):
-            standing = Standing(condition.since or picture.slurm.taken_at)
-            picture.standing[key] = standing
-        standing.seen_at = now
+        standing = picture.standing.setdefault(
+            (condition.fault, condition.where), Standing(condition.since or picture.slurm.taken_at)
+        )
+        standing.seen_at, standing.for_s = now, condition.for_s
         if (now - standing.since).total_seconds() < condition.for_s:
             continue
         if is_due(standing.reported_at, AGAIN, now):
@@ -370,20 +368,14 @@ def watch_findings(walk: PictureLook) -> list[Finding]:
     return found
 
 
-def _is_interrupted(standing: Standing, for_s: float, now: datetime) -> bool:
-    """Whether it was gone for as long as it must last, or for a whole look, before it was reported: it begins
-    again then. `clear_s` is for the end of an incident."""
-    patience = max(timedelta(seconds=for_s), 2 * LOOK)
-    return (
-        standing.reported_at is None and standing.seen_at is not None and now - standing.seen_at >= patience
-    )
-
-
 def _forget(picture: Picture, clear: timedelta, now: datetime) -> None:
+    """Drops what this look found gone for `clear`, or, while it is not reported yet, for as long as it has to
+    last: short spells add up to no long one."""
     for (fault, where), standing in list(picture.standing.items()):
+        patience = clear if standing.reported_at else max(timedelta(seconds=standing.for_s), 2 * LOOK)
         if fault in _OF_CONTROLLER and picture.controller is None:
             standing.seen_at = now  # unknown whether it has ended
-        elif standing.seen_at is None or now - standing.seen_at >= clear:
+        elif standing.seen_at is None or now - standing.seen_at >= min(clear, patience):
             del picture.standing[fault, where]
 
 

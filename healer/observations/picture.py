@@ -179,10 +179,11 @@ class Allocations:
 
 @dataclass
 class Standing:
-    """A condition in the Slurm snapshot that should not last: since when, and when it was last seen and
-    reported."""
+    """A condition in the Slurm snapshot that must not last `for_s`: since when it has, and when it was last
+    seen and reported."""
 
     since: datetime
+    for_s: float = 0.0
     seen_at: datetime | None = None
     reported_at: datetime | None = None
 

@@ -147,6 +147,15 @@ def test_pings_that_are_missed_now_and_then_are_not_one_long_silence(slurm: Watc
     assert slurm.open[0].opened >= since
 
 
+def test_looks_that_are_far_apart_do_not_interrupt_what_lasts(slurm: Watched) -> None:
+    """A slow detector, or the simulator, looks every 20 s: no look found the node well in between."""
+    slurm.set([3], "IDLE", "NOT_RESPONDING")
+    slurm.look()
+    slurm.clock.advance(20)
+    slurm.look()
+    assert slurm.faults == [("node-offline", name(3))]
+
+
 @pytest.mark.parametrize(
     ("state", "reason"),
     [

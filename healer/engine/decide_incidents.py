@@ -324,7 +324,7 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
     """Starts a person's held run as soon as the guards allow it; pages people about an overdue approval."""
     waits = run.state in {RunState.waiting_approval, RunState.waiting}
     if waits and run.approve_until and run.approve_until < walk.now:
-        walk.tx.queue_message(approval_page(run))
+        walk.tx.queue_message(approval_page(run, walk.work.by_id.get(run.incident or "")))
     _wake_if_due(walk, run)
     playbook = walk.rules.playbooks.get(run.playbook)
     if run.state is not RunState.held or run.by == "healer" or playbook is None:

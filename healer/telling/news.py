@@ -504,8 +504,10 @@ def _daily_page(
     return _paging(_of_healer(cluster, name, alarm, title, lines, Severity.P1))
 
 
-def approval_page(run: Run) -> Message:
-    """An approval timed out, for the run or one of its steps; a time-out never approves (law 8)."""
+def approval_page(run: Run, incident: Incident | None = None) -> Message:
+    """An approval timed out, for the run or one of its steps; a time-out never approves (law 8). It pages
+    unless its incident may wait until the morning."""
+    milder = incident.severity if incident is not None and incident.severity >= Severity.P2 else None
     begun = run.state is RunState.waiting and run.approve_until is not None
     asked_at = run.approve_until - APPROVAL_LASTS if begun and run.approve_until else run.created_at
     what = run.question if begun and run.question else run.reason
@@ -516,8 +518,8 @@ def approval_page(run: Run) -> Message:
         title=say("telling.not_approved", playbook=run.playbook, where=where),
         text=_of_lines((what, say("telling.waits_since", time=f"{asked_at:%H:%M}"))),
         # A run that has begun has done what is urgent: the rest does not page.
-        severity=Severity.P1 if begun else Severity.P0,
-        page=not begun,
+        severity=milder or (Severity.P1 if begun else Severity.P0),
+        page=not begun and milder is None,
         incident=run.incident,
         about=About(rule=run.rule, node=run.node or "", run=run.id, asked=asked_of(run)),
     )

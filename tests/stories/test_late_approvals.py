@@ -3,10 +3,11 @@
 from datetime import timedelta
 
 import msgspec
+import pytest
 
 from healer.model import APPROVAL_LASTS, Message, Mode, Playbook, RunState, Severity, Step, Verb
 from healer.text import from_stored, to_stored
-from tests.support.loop import LOST, START, Site, name, rules_in, shipped
+from tests.support.loop import DEGRADED, LOST, START, Site, name, rules_in, shipped
 
 ASKS = Playbook(
     name="gpu-fatal",
@@ -51,6 +52,18 @@ def test_people_are_reminded_once_after_half_an_hour_and_the_run_keeps_waiting()
     (run,) = site.ledger.tables.runs.values()
     assert run.state is RunState.waiting
     assert not any(entry.step == "ticket" for entry in site.ledger.tables.log[run.id])
+
+
+@pytest.mark.parametrize(("line", "wakes"), [(LOST, True), (DEGRADED, False)])
+def test_a_late_approval_wakes_people_only_for_what_cannot_wait_until_morning(line: str, wakes: bool) -> None:
+    """With every rule in approve, a night of row remaps paged as P0 once for each GPU."""
+    site = Site(8, rules=rules_in(Mode.approve))
+    site.run_for(300, *site.say(1, line), step_s=10)
+    assert [run.state for run in site.runs] == [RunState.waiting_approval]
+    site.clock.set(site.now + APPROVAL_LASTS)
+    site.run_for(5)
+    severity = Severity.P0 if wakes else Severity.P2
+    assert [(page.severity, page.page) for page in pages(site)] == [(severity, wakes)]
 
 
 def test_a_wait_for_something_else_is_no_late_approval() -> None:

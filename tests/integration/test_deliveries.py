@@ -829,6 +829,18 @@ def test_a_page_that_is_worse_wakes_who_acknowledged_the_milder_one(site: Site) 
     ]
 
 
+def test_a_page_that_its_channel_refuses_is_tried_for_a_day_though_others_go_out(site: Site) -> None:
+    one = site.incident(severity=Severity.P0, p0_since=site.hand.now())
+    site.notifications = only(site.notifications, "night")
+    site.put(p0_page(one, "held"))
+    site.chats.refused = one.id
+    for number in range(8 * 20):
+        name = f"m{number}:p0"
+        site.put(Message(id=name, cluster="pod1", title=name, text="x", severity=Severity.P0, page=True))
+        site.round(3 * MINUTE)
+    assert site.states()[0] == "due"
+
+
 def test_a_channel_that_is_full_gets_the_page_first_once_it_has_room(site: Site) -> None:
     """Slack takes one message a second. What it has no room for is no try: none is lost in a long storm."""
     site.notifications = only(site.notifications, "ops")

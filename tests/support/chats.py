@@ -53,6 +53,8 @@ class Chats:
         self.alerts: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, str]] = []
         self.closing = threading.Event()
+        #: The pager refuses everything about this.
+        self.refused = ""
         self._lock = threading.Lock()
 
     @property
@@ -203,6 +205,8 @@ class Chats:
             if payload.get("severity") not in ("critical", "error", "warning", "info"):
                 problems.append("severity")
             datetime.fromisoformat(payload["timestamp"])
+        if self.refused and self.refused in body.get("dedup_key", ""):
+            problems.append("refused")
         if problems:
             return (
                 400,

@@ -60,6 +60,8 @@ from healer.text import Said, from_stored, quoted, say
 _CLAIM_S = 60.0
 #: The same for a channel, which one process serves at a time.
 _CHANNEL_CLAIM_S = 20.0
+#: Tries of a page that may come close together; later ones are 18 minutes apart.
+_TRIES_AT_ONCE = 5
 #: Longer than any message waits for its next try, and than a channel is left alone.
 _LONGEST = FORGOTTEN
 
@@ -264,7 +266,11 @@ class PostgresChannelOutbox:
     def hurry_pages(self, until: datetime) -> None:
         here = (deliveries.c.cluster == self._cluster, deliveries.c.channel == self.name)
         waits = (deliveries.c.state == "due", deliveries.c.how == Manner.page, deliveries.c.tries > 0)
-        late = sa.update(deliveries).where(*here, *waits, deliveries.c.next_try_at > until)
+        # No faster than its tries last for a day: it may be this page alone that the channel refuses.
+        spent = sa.func.make_interval(0, 0, 0, 0, 0, 18 * (deliveries.c.tries - _TRIES_AT_ONCE))
+        late = sa.update(deliveries).where(
+            *here, *waits, deliveries.c.next_try_at > until, deliveries.c.at + spent <= until
+        )
         with self._engine.begin() as conn:
             conn.execute(late.values(next_try_at=until))
 

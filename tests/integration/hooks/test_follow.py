@@ -543,6 +543,21 @@ def test_what_is_no_answer_of_healer_ends_nothing(node: Following, answer: bytes
         thread.join()
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_an_answer_that_ends_with_its_connection_is_understood(node: Following, version: str) -> None:
+    """A proxy that changes or packs answers may send them without a length."""
+    answer = f'HTTP/{version} 202 Accepted\r\nConnection: close\r\n\r\n{{"accepted":1,"rejected":[]}}'
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        script = (
+            f"one.link.port = {server.getsockname()[1]}\n"
+            "print(one.send('/signals/kernel-log', b'{}', 1))\n"
+        )
+        thread = threading.Thread(target=answer_once, args=(server, answer.encode()))
+        thread.start()
+        assert within(node, script) == "True\n"
+        thread.join()
+
+
 def answer_once(server: socket.socket, answer: bytes) -> None:
     line, _ = server.accept()
     with line:

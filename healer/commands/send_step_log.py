@@ -73,7 +73,7 @@ def _batches(path: Path, reader: LogReader, follow: bool) -> Iterator[list[dict[
         step = None if line is None else reader.line(*line)
         if step is not None:
             seen = line[1] if line else None
-            last = seen if step.stamp is None else line_time(step.stamp, seen or last)
+            last = seen if step.stamp is None else line_time(step.stamp, seen or last, seen)
             batch.append(_sample(step, last))
         if len(batch) >= _SAMPLES or (batch and follow and time.monotonic() - sent >= _SEND_S):
             yield batch
@@ -82,12 +82,14 @@ def _batches(path: Path, reader: LogReader, follow: bool) -> Iterator[list[dict[
         yield batch
 
 
-def line_time(stamp: datetime, near: datetime | None) -> datetime:
+def line_time(stamp: datetime, near: datetime | None, seen: datetime | None = None) -> datetime:
     """A line's own time has no zone: that of this machine is taken. An hour that comes twice in autumn is the
-    second one if the first lies well before `near`: when the line was seen to be written, else the time of
-    the line before."""
+    second one if the first lies well before `near`: when the line was `seen` to be written, else the time of
+    the line before. No line is seen before it is written."""
     first, second = (stamp.replace(fold=fold).astimezone(UTC) for fold in (0, 1))
-    return second if first < second and near is not None and near - first > DISORDER else first
+    if near is None or second <= first or (seen is not None and second - seen > DISORDER):
+        return first
+    return second if near - first > DISORDER else first
 
 
 def _sample(step: LogStep, at: datetime | None) -> dict[str, Any]:

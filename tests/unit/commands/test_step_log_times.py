@@ -44,3 +44,10 @@ def test_an_hour_that_comes_twice_is_the_one_that_follows(near: datetime | None,
 def test_other_hours_come_once(near: datetime | None) -> None:
     assert line_time(local("01:59:59"), near) == utc(0) - timedelta(seconds=1)
     assert line_time(local("03:00:00"), near) == utc(2)
+
+
+def test_a_line_that_was_seen_late_is_not_taken_for_one_of_the_hour_to_come() -> None:
+    """A training that prints through a buffer: its lines come twenty minutes later."""
+    seen = utc(0, 50)
+    assert line_time(local("02:30:00"), seen, seen) == utc(0, 30)
+    assert line_time(local("02:30:00"), utc(1, 50), utc(1, 50)) == utc(1, 30)

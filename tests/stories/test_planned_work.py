@@ -155,6 +155,22 @@ def test_work_that_is_taken_off_the_sites_list_has_ended(end: str) -> None:
     assert not site.node(1).in_service
 
 
+def test_work_that_a_node_joined_after_it_began_ends_for_it_too() -> None:
+    """A node got the feature that the entry names while the work went on, or was added to Slurm then."""
+    window = Maintenance(nodes=("feature:psu",), why="PSU swap", until=later(2 * HOUR))
+    site = Site(10, rules=site_in(window))
+    site.run_for(HOUR, step_s=60)
+    world = site.slurm._world
+    world.nodes[name(1)].spec = msgspec.structs.replace(world.nodes[name(1)].spec, features=("psu",))
+    world.changed, world._shown, world._traits, world._shown_nodes = True, None, {}, {}
+    site.run_for(HOUR / 2, step_s=60)
+    of_the_work = site.say(1, LOST, at=site.now - timedelta(minutes=10))
+    site.rules = site_in()
+    site.run_for(60, step_s=10)
+    site.run_for(60, *of_the_work, step_s=5)
+    assert (site.runs, site.incident.severity, site.node(1).in_service) == ([], "P3", True)
+
+
 def test_work_that_is_taken_off_the_sites_list_while_no_detector_runs_has_ended() -> None:
     """Only a running detector noticed: after an upgrade the late lines of the work drained a healthy node."""
     kept = Maintenance(nodes=(name(3),), why="PSU swap", until=later(3 * HOUR))

@@ -549,8 +549,7 @@ def test_an_answer_that_ends_with_its_connection_is_understood(node: Following, 
     answer = f'HTTP/{version} 202 Accepted\r\nConnection: close\r\n\r\n{{"accepted":1,"rejected":[]}}'
     with socket.create_server(("127.0.0.1", 0)) as server:
         script = (
-            f"one.link.port = {server.getsockname()[1]}\n"
-            "print(one.send('/signals/kernel-log', b'{}', 1))\n"
+            f"one.link.port = {server.getsockname()[1]}\nprint(one.send('/signals/kernel-log', b'{{}}', 1))\n"
         )
         thread = threading.Thread(target=answer_once, args=(server, answer.encode()))
         thread.start()

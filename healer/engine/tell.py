@@ -390,8 +390,7 @@ def _send_to_channel(
         link_secret=links.secret,
         buttons=channel.has_buttons,
     )
-    worse = attempt.shown is not None and notice.severity < attempt.shown
-    notice = msgspec.structs.replace(notice, language=links.language, worse=worse)
+    notice = msgspec.structs.replace(notice, language=links.language)
     if attempt.begun > 1 and (found := _reference_in(channel, notice, attempt.reference)):
         return notice, Outcome(state=DeliveryState.sent, word="found", text=found)
     if attempt.is_over:

@@ -77,8 +77,7 @@ class EventSink(Protocol):
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A message in the form for channels. `thread` is the same for all messages of one incident. `console`
     opens the incident or the run; `approve` the page where a person signs in and approves. `run`: the value
-    of its buttons, the run and, after an `@`, which of its approvals. `worse`: than what the channel shows of
-    the incident."""
+    of its buttons, the run and, after an `@`, which of its approvals."""
 
     id: str
     thread: str
@@ -92,7 +91,6 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     console: str = ""
     run: str = ""
-    worse: bool = False
     preview: tuple[str, ...] = ()
     approve: str = ""
     #: The language of its title, lines and preview, and so of the channel's own text.
@@ -142,8 +140,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     queued or retried by a person, `begun` all of them.
 
     `doc` is the JSON of the Message or Ticket, `subject` what the audit calls it, and `reference` the sink's
-    own name for the ticket or thread, empty while it has none. `shown`: how severe the thread is as the
-    channel shows it. `is_over`: what it says is no longer true.
+    own name for the ticket or thread, empty while it has none. `is_over`: what it says is no longer true.
     """
 
     id: str | int
@@ -158,7 +155,6 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     thread: str = ""
     stage: Stage = Stage.opened
     reference: str = ""
-    shown: Severity | None = None
     is_over: bool = False
 
     @property

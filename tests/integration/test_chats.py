@@ -347,20 +347,24 @@ def test_pagerduty_has_one_alert_for_an_incident(chats: Chats) -> None:
     pager.send(notice("a", stage=Stage.acknowledged), "x")
     pager.send(notice("b", stage=Stage.resolved), "x")
     sent = chats.taken["pagerduty"]
-    assert {one["dedup_key"] for one in sent} == {"healer:pod1:1f2e3d4c"}
-    assert [one["event_action"] for one in sent] == ["trigger", "trigger", "acknowledge", "resolve"]
+    first = "healer:pod1:1f2e3d4c"
+    urgent = f"{first}:P0"
+    assert [(one["event_action"], one["dedup_key"]) for one in sent] == [
+        *(("trigger", urgent), ("trigger", urgent)),
+        *((action, key) for action in ("acknowledge", "resolve") for key in (first, urgent)),
+    ]
 
 
 def test_an_incident_that_opens_again_begins_with_its_first_alert(chats: Chats) -> None:
     pager = channel("pagerduty", chats)
-    mild, worse = notice(severity=Severity.P1), msgspec.structs.replace(notice(), page=True, worse=True)
-    first, second = "healer:pod1:1f2e3d4c", ""
+    mild, urgent = notice(severity=Severity.P1), notice()
+    first, ref = "healer:pod1:1f2e3d4c", ""
     for _ in range(2):
-        assert pager.send(mild, second and first) == first
-        assert (second := pager.send(worse, first)) == f"{first}:P0" == pager.send(worse, first)
-        assert pager.send(notice("b", stage=Stage.resolved), second) == first
+        assert pager.send(mild, ref) == first
+        assert pager.send(urgent, first) == f"{first}:P0" == pager.send(mild, f"{first}:P0")
+        ref = pager.send(notice("b", stage=Stage.resolved), f"{first}:P0")
     ended = [one["dedup_key"] for one in chats.taken["pagerduty"] if one["event_action"] == "resolve"]
-    assert ended == [first, first, second] * 2
+    assert ended == [first, f"{first}:P0"] * 2
 
 
 def test_an_alert_ends_by_itself_unless_it_is_sent_again(chats: Chats) -> None:

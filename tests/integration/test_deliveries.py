@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 import sqlalchemy as sa
 
+from healer.adapters.notify.pagerduty import body
 from healer.adapters.postgres import outbox
 from healer.adapters.postgres.metric_figures import gauges
 from healer.adapters.postgres.planning import planning
@@ -45,7 +47,14 @@ from healer.model import (
 from healer.ports.outbound import DeliveryFailed, MessageChannel, Notice
 from healer.settings import Settings
 from healer.settings import load as load_settings
-from healer.telling.news import about_incident, approval_page, breaker_page, breaker_reset_message, p0_page
+from healer.telling.news import (
+    about_incident,
+    approval_page,
+    breaker_page,
+    breaker_reset_message,
+    notice_of,
+    p0_page,
+)
 from healer.text import quoted, say, to_stored
 from healer.text.language import Language
 from tests.support import api
@@ -143,7 +152,12 @@ class Site:
         return [one for one in self.slack() if "thread_ts" not in one]
 
     def paged(self) -> list[str]:
-        return [one["event_action"] for one in self.chats.taken.get("pagerduty", [])]
+        """The pager's events; an end goes to both alerts of an incident, and counts once."""
+        events = self.chats.taken.get("pagerduty", [])
+        twice = [
+            event["event_action"] != "trigger" and event["dedup_key"].endswith(":P0") for event in events
+        ]
+        return [event["event_action"] for event, again in zip(events, twice, strict=True) if not again]
 
 
 def settings() -> Settings:
@@ -236,7 +250,7 @@ def test_a_page_goes_to_the_pager_and_all_else_does_not(site: Site) -> None:
     site.round()
     assert site.paged() == ["trigger", "resolve"]
     keys = {event["dedup_key"] for event in site.chats.taken["pagerduty"]}
-    assert keys == {f"healer:pod1:{one.id}"}
+    assert keys == {f"healer:pod1:{one.id}", f"healer:pod1:{one.id}:P0"}
 
 
 def test_a_reset_of_the_breaker_resolves_its_page(site: Site) -> None:
@@ -246,9 +260,8 @@ def test_a_reset_of_the_breaker_resolves_its_page(site: Site) -> None:
     site.put(breaker_reset_message(opened, "ann", "driver rolled back"))
     site.round(60)
     actions = [(one["event_action"], one["dedup_key"]) for one in site.chats.taken["pagerduty"]]
-    assert actions == [
-        (action, f"healer:pod1:breaker:pod1:{START.isoformat()}") for action in ("trigger", "resolve")
-    ]
+    key = f"healer:pod1:breaker:pod1:{START.isoformat()}"
+    assert actions == [("trigger", f"{key}:P0"), ("resolve", key), ("resolve", f"{key}:P0")]
     again = msgspec.structs.replace(opened, since=site.hand.now())
     site.put(breaker_page(again))
     site.round(600)
@@ -402,7 +415,7 @@ def test_page_for_an_approval_that_was_given_meanwhile_wakes_no_one(site: Site) 
     with site.db.begin() as conn:
         conn.execute(sa.update(runs).where(runs.c.id == "r1").values(state=RunState.running))
     site.round(30 * MINUTE)
-    assert [event["dedup_key"] for event in site.chats.taken["pagerduty"]] == ["healer:pod1:r2:approval"]
+    assert [event["dedup_key"] for event in site.chats.taken["pagerduty"]] == ["healer:pod1:r2:approval:P0"]
     assert site.states() == ["over", "sent"]
     with site.db.connect() as conn:
         last = sa.select(delivery_log.c.outcome).order_by(delivery_log.c.id.desc()).limit(4)
@@ -749,8 +762,8 @@ def test_new_page_goes_before_one_that_the_channel_never_takes(site: Site) -> No
         site.telling.wait()
         site.hand.forward(10)
     assert [event["dedup_key"] for event in site.chats.taken["pagerduty"]] == [
-        "healer:pod1:b:p0",
-        "healer:pod1:a:p0",
+        "healer:pod1:b:p0:P0",
+        "healer:pod1:a:p0:P0",
     ]
 
 
@@ -800,7 +813,7 @@ def test_what_a_person_wrote_begins_no_line_of_a_message(site: Site, language: L
 
 def test_a_page_that_is_worse_wakes_who_acknowledged_the_milder_one(site: Site) -> None:
     """PagerDuty notifies for no repeat of an alert that someone has acknowledged there: a worse one is an
-    alert of its own, and takes the place of the milder one."""
+    alert of its own, and the end of the incident closes both."""
     wakes = Route(to=("night",), how=Manner.page, severities=(Severity.P0, Severity.P1))
     site.notifications = msgspec.structs.replace(site.notifications, routes=(wakes,))
     one = site.incident()
@@ -822,11 +835,28 @@ def test_a_page_that_is_worse_wakes_who_acknowledged_the_milder_one(site: Site) 
     assert sent == [
         ("trigger", key),
         ("acknowledge", key),
+        ("acknowledge", f"{key}:P0"),
+        ("trigger", f"{key}:P0"),
         ("trigger", f"{key}:P0"),
         ("resolve", key),
-        ("trigger", f"{key}:P0"),
         ("resolve", f"{key}:P0"),
     ]
+
+
+def test_an_end_closes_a_page_of_which_healer_does_not_know_that_it_was_taken(site: Site) -> None:
+    """The sender died after PagerDuty had taken it, and the incident was over before the next try."""
+    wakes = Route(to=("night",), how=Manner.page, severities=(Severity.P0, Severity.P1))
+    site.notifications = msgspec.structs.replace(site.notifications, routes=(wakes,))
+    one = site.incident()
+    site.round()
+    worse = msgspec.structs.replace(one, severity=Severity.P0, p0_since=site.hand.now())
+    key = f"healer:pod1:{one.id}"
+    page = notice_of(p0_page(worse, "held"), site.hand.now(), page=True)
+    httpx.post(f"{site.chats.url}/v2/enqueue", json=body(page, stand_in.PAGER_KEY, f"{key}:P0"))
+    site.put(over(worse, site.hand.now()))
+    site.round(MINUTE)
+    sent = [(event["event_action"], event["dedup_key"]) for event in site.chats.taken["pagerduty"]]
+    assert sent == [("trigger", key), ("trigger", f"{key}:P0"), ("resolve", key), ("resolve", f"{key}:P0")]
 
 
 def test_a_page_that_its_channel_refuses_is_tried_for_a_day_though_others_go_out(site: Site) -> None:

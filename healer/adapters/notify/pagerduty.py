@@ -1,7 +1,8 @@
 """PagerDuty's Events API v2: https://developer.pagerduty.com/docs/events-api-v2/trigger-events/.
 
 The incident's id is the `dedup_key`: a repeat is the same alert. 202 means accepted, 400 refused. PagerDuty
-notifies no one of a repeat of an acknowledged alert: a worse page is an alert of its own.
+notifies no one of a repeat of an acknowledged alert, so a page of a P0 is an alert of its own. An end closes
+both: PagerDuty takes the end of an alert that does not exist, and nothing has to be known of what it took.
 """
 
 from typing import Any
@@ -12,10 +13,10 @@ from healer.ports.outbound import Notice
 from healer.text import say
 
 EVENTS_URL = "https://events.pagerduty.com/v2/enqueue"
-#: PagerDuty's limit is 255, with the severity of a worse page.
+#: PagerDuty's limit is 255, with the severity.
 _KEY_MAX = 252
 _SEVERITY = {Severity.P0: "critical", Severity.P1: "error", Severity.P2: "warning"}
-_ACTION = {Stage.opened: "trigger", Stage.acknowledged: "acknowledge", Stage.resolved: "resolve"}
+_ACTION = {Stage.acknowledged: "acknowledge", Stage.resolved: "resolve"}
 
 
 class PagerDuty(OneWay):
@@ -23,17 +24,17 @@ class PagerDuty(OneWay):
         self._key, self._url, self._talk = routing_key, url, talk or Talk("PagerDuty")
 
     def send(self, notice: Notice, ref: str) -> str:
-        """The reference is the `dedup_key` of the alert that is open, or of the next."""
+        """The reference is the `dedup_key` of the alert that was triggered last."""
         first = cut(f"healer:{notice.cluster}:{notice.thread}", _KEY_MAX)
-        key = ref if ref.startswith(first) else first
-        worse = f"{first}:{notice.severity}"
-        wakes = notice.page and notice.worse and key != worse
-        self._talk.hand_in(self._url, body(notice, self._key, worse if wakes else key))
-        if not wakes:
-            return first if notice.stage is Stage.resolved else key
-        # Last: a process that dies before it repeats the page, and no moment is without an alert.
-        self._talk.hand_in(self._url, _event("resolve", self._key, key))
-        return worse
+        urgent = f"{first}:{Severity.P0}"
+        if notice.stage is not Stage.opened:
+            for key in (first, urgent):
+                self._talk.hand_in(self._url, _event(_ACTION[notice.stage], self._key, key))
+            return first if notice.stage is Stage.resolved else ref or first
+        wakes = notice.page and notice.severity is Severity.P0
+        key = urgent if wakes or ref == urgent else first
+        self._talk.hand_in(self._url, body(notice, self._key, key))
+        return key
 
 
 def _event(action: str, routing_key: str, key: str) -> dict[str, Any]:
@@ -41,10 +42,7 @@ def _event(action: str, routing_key: str, key: str) -> dict[str, Any]:
 
 
 def body(notice: Notice, routing_key: str, key: str) -> dict[str, Any]:
-    action = _ACTION[notice.stage]
-    event = _event(action, routing_key, key)
-    if action != "trigger":
-        return event
+    event = _event("trigger", routing_key, key)
     details: dict[str, Any] = {"text": "\n".join(notice.lines)}
     if notice.preview:
         details["preview"] = list(notice.preview)

@@ -45,7 +45,6 @@ from healer.model import (
     Manner,
     Message,
     RunState,
-    Severity,
     Stage,
     Ticket,
     audit_record,
@@ -220,8 +219,7 @@ class PostgresChannelOutbox:
                 return None
             _log(conn, row.id, now, "begun", say("adapters.delivery_try", n=row.tries))
             doc = conn.execute(sa.select(messages.c.doc).where(messages.c.id == row.message)).scalar_one()
-            shows = sa.select(threads.c.reference, threads.c.doc["severity"].astext.label("severity"))
-            shown = conn.execute(shows.where(*self._here, threads.c.thread == row.thread)).first()
+            reference = sa.select(threads.c.reference).where(*self._here, threads.c.thread == row.thread)
             begun = (delivery_log.c.delivery == row.id, delivery_log.c.outcome == "begun")
             return Attempt(
                 **pick(row, "id", "cluster", "at", "tries", "channel", "thread"),
@@ -230,8 +228,7 @@ class PostgresChannelOutbox:
                 page=row.how == Manner.page,
                 begun=conn.execute(sa.select(sa.func.count()).where(*begun)).scalar_one(),
                 stage=Stage(row.stage),
-                reference=shown.reference if shown else "",
-                shown=Severity(shown.severity) if shown and shown.severity else None,
+                reference=conn.execute(reference).scalar() or "",
                 is_over=(row.stage == Stage.opened and _is_over(conn, row.thread, row.message))
                 or (row.tries > 1 and conn.execute(_overtaken(row.id)).scalar_one()),
             )

@@ -211,7 +211,7 @@ DRAWN: dict[str, Callable[[Any], Any]] = {
     "dingtalk": lambda it: group_bots._dingtalk_body(it, ("13800000000",)),
     "feishu": group_bots._feishu_body,
     "wecom": group_bots._wecom_body,
-    "pagerduty": lambda it: pagerduty.body(it, "key"),
+    "pagerduty": lambda it: pagerduty.body(it, "key", "alert"),
     "alertmanager": lambda it: alertmanager.alert(it, AT),
 }
 

@@ -6,12 +6,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.decisions.sweeps import hops, nearest_spare
-from healer.model import Guard, Incident, IncidentState, Reservation, SlurmJob, SlurmNode, Spares
+from healer.decisions.sweeps import hops, nearest_spare, whole_job
+from healer.model import (
+    Guard,
+    Incident,
+    IncidentState,
+    Reservation,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Spares,
+)
 from healer.ports.scheduling import SchedulerRefused
 from healer.sim.sim_slurm import SimScheduler, sim_nodes
 from tests.support.jobs import NODE, Lacking, Unheard, guards, job_of, lose
-from tests.support.loop import APPLICATION, LOST, Crash, Site, later, name, rules_in
+from tests.support.loop import APPLICATION, CLUSTER, LOST, START, Crash, Site, later, name, rules_in
 
 
 def spare_fleet() -> list[SlurmNode]:
@@ -206,6 +215,14 @@ def test_a_job_that_must_have_the_lost_node_can_use_no_spare() -> None:
     job = msgspec.structs.replace(JOB, required=(NODE,))
     assert nearest_spare(LOST_ONE, job, [spare(12)]) is None
     assert nearest_spare(LOST_ONE, msgspec.structs.replace(JOB, required=(name(2),)), [spare(12)]) is not None
+
+
+def test_a_component_that_must_have_the_lost_node_counts_for_the_whole_job() -> None:
+    leader = msgspec.structs.replace(JOB, id="7", het_job="7", required=(name(2),))
+    other = msgspec.structs.replace(JOB, id="8", het_job="7", required=(NODE,))
+    snapshot = SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes={}, jobs={"7": leader, "8": other})
+    assert nearest_spare(LOST_ONE, leader, [spare(12)]) is not None
+    assert nearest_spare(LOST_ONE, whole_job(leader, snapshot), [spare(12)]) is None
 
 
 def test_the_spares_stay_as_they_are_for_a_job_that_must_have_the_lost_node() -> None:

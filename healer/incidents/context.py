@@ -147,6 +147,16 @@ class Context:
             activities = self._known[node] = tuple(self._activities(shown)) if shown is not None else ()
         return activities
 
+    def drained_before(self, incident: Incident) -> bool:
+        """Whether the drain on its node is older than the fault, though Slurm was read after it."""
+        name = incident.root.node or ""
+        shown = self._slurm.nodes.get(name) if self._slurm is not None else None
+        if shown is None or not shown.drain or shown.reason_at is None:
+            return False
+        node = self.picture.node(name)
+        begun = (node.moment(seen.at, seen.arrived_at or self.now) for seen in incident.evidence)
+        return shown.reason_at <= min(begun, default=self.now)
+
     def rules_of(self, fault: str) -> tuple[ContextRule, ...]:
         return self._table.of(fault)
 
@@ -253,7 +263,9 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
             plan=quoted(bound.name),
             waits_since=context.now if late is not None else None,
             seen_again=None,
-            node_was_out=incident.node_was_out or (fresh and bound.when is ContextKind.maintenance),
+            node_was_out=incident.node_was_out
+            or (fresh and bound.when is ContextKind.maintenance)
+            or (bound.when is ContextKind.drained and context.drained_before(incident)),
             p0_since=None,
         )
     rule = rules.by_name.get(incident.rule)

@@ -292,6 +292,18 @@ def test_fault_reported_during_manual_work_belongs_to_that_person() -> None:
     assert drained(again) == [name(1)]
 
 
+@pytest.mark.parametrize(("drained_at", "acts"), [(80, False), (101, True)])
+def test_a_fault_that_arose_under_manual_work_is_none_of_ours_though_slurm_was_read_later(
+    drained_at: float, acts: bool
+) -> None:
+    """healer saw the drain three seconds after the line, though it was older: the work caused it. A fault
+    that is older than the drain is still planned after it."""
+    since = (START + timedelta(seconds=drained_at)).isoformat()
+    swap = {"state": ["IDLE", "DRAIN"], "reason": "cable", "reason_user": "ann", "reason_at": since}
+    rows = [nodes(0), kernel(100, 1, DEGRADED), shown(103, swap), nodes(HOUR)]
+    assert (drained(played(*rows, clock(HOUR + 7000))) == [name(1)]) == acts
+
+
 def test_fault_before_the_work_keeps_its_cause_and_needs_the_same_proof() -> None:
     rows = [nodes(), kernel(10, 1, LOST), shown(600, WORKED_ON), nodes(HOUR)]
     document = played(*rows, clock(HOUR + 2400), mode=Mode.shadow)

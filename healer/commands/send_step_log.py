@@ -1,5 +1,6 @@
 """`healer send step-times --from-log`: the log of a training, whole or as it grows."""
 
+import errno
 import math
 import os
 import time
@@ -139,17 +140,21 @@ def _followed(path: Path) -> Iterator[Line | None]:
             chunk = file.read(_CHUNK) or b""
             if not chunk:
                 about = path.stat()
-                if about.st_ino != os.fstat(file.fileno()).st_ino:
+                is_replaced = about.st_ino != os.fstat(file.fileno()).st_ino
+                if is_replaced and not (chunk := file.read(_CHUNK) or b""):  # written since the last look
                     file.close()
                     file, rest = None, b""
                     continue
-                if file.tell() > about.st_size:
+                if not is_replaced and file.tell() > about.st_size:
                     file.seek(0)
                     rest = b""
                     continue
         except OSError as error:
             if file is None and at is None:
                 raise Failed(say("commands.unreadable", name=str(path), why=str(error.strerror))) from None
+            if file is not None and error.errno == errno.ESTALE:  # removed on the file server
+                file.close()
+                file, rest = None, b""
             # It is being replaced.
         *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
         rest = rest[: 4 * LINE_MAX]

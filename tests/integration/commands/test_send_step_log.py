@@ -1,5 +1,6 @@
 """`healer send step-times --from-log`: whole logs, a log that grows, and what real Lightning prints."""
 
+import errno
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,58 @@ def test_what_is_written_right_before_a_log_is_replaced_is_read(
     log.write_text("three\n")
     lines = [line[0] for line in (next(found) for _ in range(3)) if line is not None]
     assert lines == ["three"]
+
+
+def test_what_is_written_between_a_look_and_the_next_question_for_the_name_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, written, stat = tmp_path / "train.log", False, Path.stat
+    log.write_text("one\n")
+    monkeypatch.setattr(send_step_log, "_LOOK_S", 0)
+
+    def rotated(path: Path, **how: Any) -> os.stat_result:
+        nonlocal written
+        if path == log and not written:
+            written = True
+            with log.open("a") as file:
+                file.write("two\n")
+            log.rename(tmp_path / "train.log.1")
+            log.write_text("three\n")
+        return stat(path, **how)
+
+    found = send_step_log._followed(log)
+    assert [next(found), next(found)] == [("one", None), None]
+    monkeypatch.setattr(Path, "stat", rotated)
+    lines = [line[0] for line in (next(found) for _ in range(4)) if line is not None]
+    assert lines == ["two", "three"]
+
+
+def test_a_log_that_its_file_server_removed_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS answers for an open file that another machine has deleted with ESTALE, for ever."""
+
+    class Remote(FileIO):
+        is_gone = False
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.is_gone:
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return super().read(size) or b""
+
+    log, opened = tmp_path / "train.log", list[Remote]()
+    log.write_text("one\n")
+    monkeypatch.setattr(send_step_log, "_LOOK_S", 0)
+    monkeypatch.setattr(Path, "open", lambda path, *_, **__: opened.append(Remote(path)) or opened[-1])
+    found = send_step_log._followed(log)
+    assert [next(found), next(found)] == [("one", None), None]
+    opened[0].is_gone = True
+    os.unlink(log)
+    with FileIO(tmp_path / "new", "w") as new:
+        new.write(b"two\n")
+    os.rename(tmp_path / "new", log)
+    lines = [line[0] for line in (next(found) for _ in range(4)) if line is not None]
+    assert lines == ["two"]
 
 
 def test_a_log_that_grows_is_cut_and_put_away(command: Command, tmp_path: Path) -> None:

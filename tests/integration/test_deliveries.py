@@ -888,6 +888,23 @@ def test_a_channel_that_is_full_gets_the_page_first_once_it_has_room(site: Site)
     assert len(site.roots()) == 11
 
 
+def test_a_full_channel_gets_a_page_before_milder_news_of_its_incident(site: Site) -> None:
+    """Both are due when the pause ends: the news took the only place, and the page waited for the next."""
+    site.notifications = only(site.notifications, "ops")
+    full = (429, {"retry-after": "60"}, {"ok": False, "error": "ratelimited"})
+    one = site.incident()
+    for _ in range(3):
+        site.chats.answers.append(full)
+        site.round()
+        site.hand.forward(60)
+    worse = msgspec.structs.replace(one, severity=Severity.P0, p0_since=site.hand.now())
+    site.put(worse)
+    site.put(p0_page(worse, "held"))
+    site.round()
+    assert (len(site.slack()), site.states()) == (1, ["over", "sent"])
+    assert site.slack()[0]["metadata"]["event_payload"]["id"] == p0_page(worse, "held").id
+
+
 def test_news_for_a_full_channel_waits_for_room_without_a_try_for_an_hour(site: Site) -> None:
     site.notifications = only(site.notifications, "ops")
     one = site.incident()

@@ -194,13 +194,15 @@ class PostgresChannelOutbox:
         before, table = deliveries.alias(), deliveries.c
         # Milder news that waits for its retry delays no page; it is over once the page has gone out.
         overtakes = sa.and_(table.how == Manner.page, _may_be_overtaken(before))
+        # What a full channel did not take is due with the page, and would take the only place.
+        yields = sa.and_(overtakes, before.c.tries == 0, before.c.error.is_not(None))
         is_first = ~sa.exists().where(
             before.c.thread == deliveries.c.thread,
             before.c.channel == deliveries.c.channel,
             before.c.cluster == deliveries.c.cluster,
             before.c.state == "due",
             before.c.id < deliveries.c.id,
-            sa.or_(sa.and_(before.c.tries > 0, ~overtakes), _is_time(before, now)),
+            sa.or_(sa.and_(before.c.tries > 0, ~overtakes), sa.and_(_is_time(before, now), ~yields)),
         )
         # The next round of planning withdraws it.
         is_over = sa.exists().where(incidents.c.id == deliveries.c.thread, incidents.c.state == "resolved")
@@ -220,6 +222,7 @@ class PostgresChannelOutbox:
             _log(conn, row.id, now, "begun", say("adapters.delivery_try", n=row.tries))
             doc = conn.execute(sa.select(messages.c.doc).where(messages.c.id == row.message)).scalar_one()
             reference = sa.select(threads.c.reference).where(*self._here, threads.c.thread == row.thread)
+            was_tried = row.tries > 1 or row.error is not None
             begun = (delivery_log.c.delivery == row.id, delivery_log.c.outcome == "begun")
             return Attempt(
                 **pick(row, "id", "cluster", "at", "tries", "channel", "thread"),
@@ -230,7 +233,7 @@ class PostgresChannelOutbox:
                 stage=Stage(row.stage),
                 reference=conn.execute(reference).scalar() or "",
                 is_over=(row.stage == Stage.opened and _is_over(conn, row.thread, row.message))
-                or (row.tries > 1 and conn.execute(_overtaken(row.id)).scalar_one()),
+                or (was_tried and conn.execute(_overtaken(row.id)).scalar_one()),
             )
 
     def settle(

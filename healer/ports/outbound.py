@@ -73,7 +73,6 @@ class EventSink(Protocol):
         """Raises DeliveryFailed. The same `seq` again is the same event."""
 
 
-# Wide: what the kinds of channels show of a message, one field per fact; each takes those it has a place for.
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A message in the form for channels. `thread` is the same for all messages of one incident. `console`
     opens the incident or the run; `approve` the page where a person signs in and approves. `run`: the value

@@ -167,13 +167,13 @@ def _note_ended_windows(rules: Ruleset, picture: Picture, now: datetime) -> None
         return
     changes, nodes = picture.changes, picture.slurm.nodes
     since, changes.windows_until = changes.windows_until or now - KEPT, now
-    known, changes.windows_of = changes.windows_of, rules
-    if known is rules and not has_bound(rules, picture.cluster, since, now):
+    earlier, changes.windows_of = changes.windows_of, rules
+    if earlier is rules and not has_bound(rules, picture.cluster, since, now):
         return
     ended = ended_windows(rules, picture.cluster, nodes.values(), since, now)
     before = changes.in_window
-    if known is not None and known is not rules:  # with the nodes that joined the work after it began
-        before |= nodes_in_windows(known, picture.cluster, nodes.values(), since)
+    if earlier is not None and earlier is not rules:  # with the nodes that joined the work after it began
+        before |= nodes_in_windows(earlier, picture.cluster, nodes.values(), since)
     changes.in_window = nodes_in_windows(rules, picture.cluster, nodes.values(), now)
     # What was taken off the list has ended now. Kept with the node: the list no longer says when.
     lifted = nodes.keys() & before - changes.in_window

@@ -7,7 +7,7 @@ given back, and the repaired node is a spare.
 import msgspec
 
 from healer.actions.base import Again, Context, Done, Failed, Result, first_logged, read_slurm
-from healer.decisions.sweeps import free_spares, nearest_spare, whole_job
+from healer.decisions.sweeps import free_spares, nearest_spare
 from healer.model import Reservation, SlurmJob, SlurmNode, SlurmSnapshot, Spares
 from healer.ports.scheduling import NotAvailable, SchedulerRefused
 from healer.text import Said, said_by, say
@@ -64,7 +64,7 @@ def _chosen(ctx: Context) -> str:
 def _nearest(ctx: Context, seen: SlurmSnapshot, lost: SlurmNode, job: SlurmJob) -> SlurmNode | None:
     bad = ctx.claim.known_bad()
     spares = (spare for spare in free_spares(seen, ctx.tools.guards) if spare.name not in bad)
-    return nearest_spare(lost, whole_job(job, seen), spares, ctx.claim.on_probation())
+    return nearest_spare(lost, seen.whole(job.leader) or job, spares, ctx.claim.on_probation())
 
 
 def _read_back(ctx: Context, held: Reservation, node: str) -> Again:

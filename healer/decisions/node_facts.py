@@ -128,7 +128,7 @@ def window_of(windows: tuple[Maintenance, ...], node: SlurmNode, now: datetime) 
 
 def may_be_planned(rules: Ruleset, cluster: str) -> bool:
     """Whether the site's lists name any planned work for this cluster, now or ever."""
-    return any(True for _ in _windows(rules, cluster))
+    return any(_windows(rules, cluster))
 
 
 def _windows(rules: Ruleset, cluster: str) -> Iterator[Maintenance]:

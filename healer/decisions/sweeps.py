@@ -268,14 +268,6 @@ def nearest_spare(
     return min(fitting, key=order, default=None)
 
 
-def whole_job(job: SlurmJob, snapshot: SlurmSnapshot) -> SlurmJob:
-    """The job with the nodes that any component of a heterogeneous one requires: Slurm restarts them all."""
-    if not job.het_job:
-        return job
-    parts = (part for part in snapshot.jobs.values() if part.het_job == job.het_job)
-    return msgspec.structs.replace(job, required=tuple(name for part in parts for name in part.required))
-
-
 def _fits(spare: SlurmNode, lost: SlurmNode, job: SlurmJob | None) -> bool:
     if (spare.gpus, spare.gpu_model) != (lost.gpus, lost.gpu_model):
         return False
@@ -318,7 +310,7 @@ def spares(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     figures: dict[str, Any] = {"free": len(free), "all": len(held.nodes), "name": name, "node": lost.name}
     used = len(held.nodes) - len(free)
     job = job_of(proposal, facts)
-    chosen = nearest_spare(lost, job and whole_job(job, facts.snapshot), free)
+    chosen = nearest_spare(lost, job and facts.snapshot.whole(job.leader), free)
     if lost.name in held.nodes:
         why = say("decisions.is_a_spare", **figures)
     elif chosen is None:

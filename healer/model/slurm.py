@@ -681,11 +681,16 @@ def _by_node(same: ByIdentity[Mapping[str, SlurmJob]]) -> dict[str, list[SlurmJo
 
 @lru_cache(maxsize=4)
 def _whole(same: ByIdentity[Mapping[str, SlurmJob]]) -> dict[str, SlurmJob]:
-    """The leaders of heterogeneous jobs, with the nodes and GPUs of their components."""
+    """The leaders of heterogeneous jobs, with the nodes and GPUs of their components, and the nodes that any
+    of these requires."""
     found = {job.id: job for job in same.value.values() if job.het_job == job.id}
     for part in same.value.values():
         leader = found.get(part.het_job)
-        if leader is None or part.id == leader.id or part.active is not leader.active:
+        if leader is None or part.id == leader.id:
+            continue
+        required = tuple(dict.fromkeys((*leader.required, *part.required)))
+        leader = found[leader.id] = msgspec.structs.replace(leader, required=required)
+        if part.active is not leader.active:
             continue
         nodes = tuple(dict.fromkeys((*leader.nodes, *part.nodes)))
         gpus = {node: (*leader.gpus.get(node, ()), *more) for node, more in part.gpus.items()}

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.decisions.sweeps import hops, nearest_spare, whole_job
+from healer.decisions.sweeps import hops, nearest_spare
 from healer.model import (
     Guard,
     Incident,
@@ -222,7 +222,7 @@ def test_a_component_that_must_have_the_lost_node_counts_for_the_whole_job() -> 
     other = msgspec.structs.replace(JOB, id="8", het_job="7", required=(NODE,))
     snapshot = SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes={}, jobs={"7": leader, "8": other})
     assert nearest_spare(LOST_ONE, leader, [spare(12)]) is not None
-    assert nearest_spare(LOST_ONE, whole_job(leader, snapshot), [spare(12)]) is None
+    assert nearest_spare(LOST_ONE, snapshot.whole("7"), [spare(12)]) is None
 
 
 def test_the_spares_stay_as_they_are_for_a_job_that_must_have_the_lost_node() -> None:

@@ -107,6 +107,7 @@ def test_people_come_in_by_the_provider_alone_and_stay_when_it_is_away(
     ruth = visitor(stack, browser, "/sessions")
     sign_in(ruth, "s-root")
     expect(ruth.locator("h1")).to_have_text("Sessions")
+    ruth.wait_for_load_state()  # the heading shows before the scripts that open the dialog have run
     row = ruth.locator("tbody tr", has_text="ann")
     row.get_by_role("button", name="End").click()
     ruth.locator("#act-go").click()

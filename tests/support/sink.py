@@ -12,7 +12,7 @@ from tests.support.http_stand_in import Quiet, running
 class Sink:
     """`asked` holds (headers, body) of each request; `answers` the next answers: (status, headers, body).
 
-    With no answer left it says `status`. The answer None keeps silent until the sink is closed.
+    With no answer left it gives `status` and `content`. None keeps silent until the sink is closed.
     """
 
     def __init__(self) -> None:
@@ -26,8 +26,8 @@ class Sink:
 
 
 @contextmanager
-def serve_sink(status: int = 204) -> Iterator[Sink]:
-    sink, usual = Sink(), (status, dict[str, str](), b"")
+def serve_sink(status: int = 204, content: bytes = b"") -> Iterator[Sink]:
+    sink, usual = Sink(), (status, dict[str, str](), content)
 
     class Handler(Quiet):
         def do_POST(self) -> None:

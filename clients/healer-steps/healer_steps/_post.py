@@ -156,7 +156,7 @@ class Post:
             sender._settled(count, rejected=count)
             sender.say("refused", "step times are refused (%d): %.300s" % (status, answer.get("detail", "")))
             return True
-        if status != 202:  # healer answers with this alone when it has them
+        if status != 202 or not answer:  # a proxy's own page may have that status too
             if status not in _SOON:
                 sender.say(
                     "answer", "%s answers with %d, and step times wait" % (sender.settings.url, status)

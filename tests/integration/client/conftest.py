@@ -42,5 +42,5 @@ class Receiver:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with serve_sink(202) as sink:
+    with serve_sink(202, b'{"accepted": 1}') as sink:
         yield Receiver(sink)

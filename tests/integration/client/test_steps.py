@@ -291,6 +291,17 @@ def test_permanently_refused_samples_are_not_sent_again(
     assert len(receiver.bodies()) == 1 and "bound to the job 4712" in caplog.text
 
 
+def test_a_page_of_a_proxy_with_status_202_delivers_nothing(receiver: Receiver) -> None:
+    receiver.sink.answers.append((202, {"Content-Type": "text/html"}, b"<h1>Accepted</h1>"))
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ())
+    with steps.step():
+        pass
+    wait_until(lambda: len(receiver.bodies()) == 2, 20, what="it is sent again")
+    steps.close()
+    first, second = receiver.bodies()
+    assert first["samples"] == second["samples"] and (steps.sent, steps.dropped) == (1, 0)
+
+
 def test_samples_that_healer_rejects_are_counted_and_said_once(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:

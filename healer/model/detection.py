@@ -73,7 +73,7 @@ def device_in(subject: str) -> str | None:
 #: repeat may be left out (`healer.signals.alert_bodies.AGAIN_S`).
 ALERT_STAYS_H = 9.0
 #: The longest that an entry may request: alerts are read back this far after a restart.
-ALERT_STAYS_MAX_H = 72.0
+ALERT_STAYS_MAX_H = 72
 
 
 # Wide: an entry of rules/detection/, as sites write it.

@@ -45,11 +45,9 @@ def read_sharings(source: Source, policies: Sequence[Rule]) -> tuple[Sharing, ..
     for at, entry in source.entries(Sharing):
         check_name(at, entry.name, {*found, *taken})
         check_policy(at, entry)
-        check = at.check
-        check("at_least", 1 <= entry.at_least <= _NODES_MAX, say("rulebook.from", nodes_max=_NODES_MAX))
-        check("share", 0 <= entry.share <= 1, say("rulebook.from_2"))
-        in_time = 0 < entry.within_s <= _WITHIN_MAX_S
-        check("within_s", in_time, say("rulebook.above_at_most", within_max_s=_WITHIN_MAX_S))
+        at.check_between("at_least", entry.at_least, 1, _NODES_MAX)
+        at.check_between("share", entry.share, 0, 1)
+        at.check_above_0("within_s", entry.within_s, _WITHIN_MAX_S)
         check_globs(at, "faults", entry.faults)
         check_globs(at, "itself", entry.itself)
         check_globs(at, "explains", entry.explains)
@@ -116,10 +114,9 @@ def read_ladders(
         if not rungs or len(rungs) < len(entry.rungs) or rungs != sorted(set(rungs)):
             words = ", ".join(REMEDY_LADDER[1:])
             at.wrong("rungs", say("rulebook.remedies_ladder_mildest_first"), words)
-        check = at.check
-        check("repeat_h", 0 < entry.repeat_h <= _MOST_H, say("rulebook.above_at_most_2", most_h=_MOST_H))
-        check("lemon", entry.lemon == 0 or entry.lemon >= 2, say("rulebook.never_or_at_least"))
-        check("lemon_days", 0 < entry.lemon_days <= _MOST_H / 24, say("rulebook.above_at_most_3"))
+        at.check_above_0("repeat_h", entry.repeat_h, _MOST_H)
+        at.check("lemon", entry.lemon == 0 or entry.lemon >= 2, say("rulebook.never_or_at_least"))
+        at.check_above_0("lemon_days", entry.lemon_days, _MOST_H // 24)
         found[entry.name] = entry
     return tuple(found.values())
 
@@ -139,7 +136,7 @@ def _check_repeat(at: Where, entry: Repeat, known_faults: Sequence[str], models:
         if max(rate.bursts, rate.lines) < 2:
             at.wrong("bursts", say("rulebook.at_least_one_of"))
         if not 0 < rate.within_h <= _MOST_H:
-            at.wrong("within_h", say("rulebook.above_at_most_days_2", most_h=_MOST_H))
+            at.wrong("within_h", say("rulebook.above_at_most_week", most=_MOST_H))
     for name, number in (("jobs", entry.jobs), ("users", entry.users), ("nodes", entry.nodes)):
         if not 0 <= number <= entry.bursts:
             at.wrong(name, say("rulebook.from_number_bursts"))

@@ -106,11 +106,7 @@ def _check_figures(at: Where, entry: ForecastRule) -> None:
         check("least", entry.least < entry.limit, say("rulebook.lie_below_limit"))
     rises = entry.limit > 0 and entry.least > 0 and not entry.falls
     check("decades", rises or not entry.decades, say("rulebook.limit_least_have_above"))
-    check(
-        "within_days",
-        0 < entry.within_days <= _MOST_DAYS,
-        say("rulebook.above_at_most_4", most_days=_MOST_DAYS),
-    )
+    at.check_above_0("within_days", entry.within_days, _MOST_DAYS)
     check("severity", entry.severity >= Severity.P2, say("rulebook.p_or_p_nothing"))
 
 

@@ -81,8 +81,7 @@ def read_alerts(
         check_name(at, entry.name, {*found, *(rule.name for rule in policies)})
         check_policy(at, entry)
         _check_globs(at, entry)
-        if not 0 < entry.stays_h <= ALERT_STAYS_MAX_H:
-            at.wrong("stays_h", say("rulebook.above_at_most_5", alert_stays_max_h=ALERT_STAYS_MAX_H))
+        at.check_above_0("stays_h", entry.stays_h, ALERT_STAYS_MAX_H)
         if entry.playbook is not None:
             check_playbook(at, entry.playbook)
             if not entry.opens:

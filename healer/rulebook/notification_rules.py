@@ -49,7 +49,7 @@ def read_notifications(
     _check_alive(source, found)
     _check_reached(source, found)
     if not 0 < found.digest_h <= _DIGEST_MAX_H:
-        source.at().wrong("digest_h", say("rulebook.above_at_most_days_3", digest_max_h=_DIGEST_MAX_H))
+        source.at().wrong("digest_h", say("rulebook.above_at_most_week", most=_DIGEST_MAX_H))
     if found.console_url and not _is_web(found.console_url):
         source.at().wrong("console_url", say("rulebook.an_http_or_https"))
     return found
@@ -161,10 +161,7 @@ def _check_alive(source: Source, found: Notifications) -> None:
     if channel is None or channel.kind is not ChannelKind.alertmanager:
         text = say("rulebook.alive_no_channel_kind", channel=found.alive.channel)
         source.at("alive", "channel").problem(text, say("rulebook.only_an_alertmanager_misses"))
-    if not _ALIVE_MIN_S <= found.alive.every_s <= _ALIVE_MAX_S:
-        source.at("alive").wrong(
-            "every_s", say("rulebook.from_3", alive_min_s=_ALIVE_MIN_S, alive_max_s=_ALIVE_MAX_S)
-        )
+    source.at("alive").check_between("every_s", found.alive.every_s, _ALIVE_MIN_S, _ALIVE_MAX_S)
 
 
 def _check_reached(source: Source, found: Notifications) -> None:

@@ -133,7 +133,7 @@ def _check_value(at: Where, name: str, value: Any) -> None:
     elif name in ("lasts_s", "limit_s", "still_s", "days") and value <= 0:
         at.problem(say("rulebook.input_more_than", name=name))
     elif name in _MOST and value > _MOST[name]:
-        text = say("rulebook.field", field=name, text=say("rulebook.above_at_most_8", most=_MOST[name]))
+        text = say("rulebook.field", field=name, text=say("rulebook.above_at_most", most=_MOST[name]))
         at.problem(say("rulebook.field", field="input", text=text))
 
 
@@ -507,8 +507,7 @@ def read_commands(source: Source) -> dict[str, SiteCommand]:
         check, name = at.check, command.name
         named = _COMMAND_NAME.fullmatch(name) is not None
         check("name", named, say("rulebook.small_letters_digits_dashes_2", name=name))
-        in_time = 0 < command.timeout_s <= _TIMEOUT_MOST_S
-        check("timeout_s", in_time, say("rulebook.above_at_most_6", timeout_most_s=_TIMEOUT_MOST_S))
+        at.check_above_0("timeout_s", command.timeout_s, _TIMEOUT_MOST_S)
         _check_argv(at, command)
         found[command.name] = command
     return found
@@ -595,11 +594,7 @@ def read_validation(source: Source, scripts: Mapping[str, str]) -> Validation:
                 if test not in scripts:
                     hint = did_you_mean(test, list(scripts)) or say("rulebook.file_rules_validation_name")
                     at.at(key, index).problem(say("rulebook.there_no_script_2", name=key, test=test), hint)
-        check(
-            "limit_s",
-            0 < depth.limit_s <= _LIMIT_MAX_S,
-            say("rulebook.above_at_most_7", limit_max_s=_LIMIT_MAX_S),
-        )
+        at.check_above_0("limit_s", depth.limit_s, _LIMIT_MAX_S)
     for remedy, name in read.fits.items():
         if remedy not in REMEDY_LADDER:
             source.at("fits", str(remedy)).problem(say("rulebook.fits_no_rung_ladder", remedy=remedy))

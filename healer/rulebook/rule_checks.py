@@ -137,7 +137,7 @@ def check_guards(at: Where, data: dict[str, Any]) -> GuardSettings | None:
         return None
     check = at.check
     for name in _SHARES:
-        check(name, 0 <= getattr(settings, name) <= 1, say("rulebook.share_lies_between"))
+        at.check_between(name, getattr(settings, name), 0, 1)
     check("max_nodes", settings.max_nodes >= 1, say("rulebook.at_least"))
     for name in _AT_LEAST_ZERO:
         check(name, getattr(settings, name) >= 0, say("rulebook.must_not_negative"))
@@ -212,10 +212,9 @@ def read_watches(source: Source) -> WatchSettings:
     """The defaults if the file is missing or wrong. Times and thresholds are above 0."""
     data = source.mapping((), source.data)
     settings = source.convert((), data, WatchSettings) or WatchSettings()
-    check = source.at().check
     for name, value in msgspec.structs.asdict(settings).items():
-        in_range = isinstance(value, tuple) or 0 < value <= _WATCH_MAX
-        check(name, in_range, say("rulebook.above_at_most_8", most=_WATCH_MAX))
+        if not isinstance(value, tuple):
+            source.at().check_above_0(name, value, _WATCH_MAX)
     return settings
 
 

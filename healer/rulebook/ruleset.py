@@ -418,8 +418,7 @@ def _check_own_fields(at: Where, rule: Rule) -> None:
     for name in ("detection", "forecast", "sign"):
         at.check(name, not getattr(rule, name), say("rulebook.set_by_healer"), say("rulebook.leave_out"))
     most = len(Sense) - len(CONCLUDED)  # a conclusion counts as no second sense
-    in_range = 1 <= rule.senses <= most
-    at.check("senses", in_range, say("rulebook.from_4", interval_min_s=1, interval_max_s=most))
+    at.check_between("senses", rule.senses, 1, most)
 
 
 def case_sources(rules_dir: Path, problems: list[Problem], pattern: str) -> list[Source]:

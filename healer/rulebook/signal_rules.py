@@ -231,12 +231,7 @@ def _check_job(at: Where, job: ScrapeJob) -> None:
     check("name", named, say("rulebook.letters_digits_at_most", name=job.name))
     if not job.targets and not job.groups:
         at.problem(say("rulebook.job_neither_targets_nor", name=job.name))
-    in_range = INTERVAL_MIN_S <= job.interval_s <= INTERVAL_MAX_S
-    check(
-        "interval_s",
-        in_range,
-        say("rulebook.from_4", interval_min_s=INTERVAL_MIN_S, interval_max_s=INTERVAL_MAX_S),
-    )
+    at.check_between("interval_s", job.interval_s, INTERVAL_MIN_S, INTERVAL_MAX_S)
     check("timeout_s", job.timeout_s > 0, say("rulebook.more_than"))
     hint = did_you_mean(job.scheme, SCHEMES)
     check("scheme", job.scheme in SCHEMES, say("rulebook.neither_http_nor_https", scheme=job.scheme), hint)
@@ -305,7 +300,6 @@ def _queries(source: Source, items: Sequence[object], catalogue: Catalogue) -> l
             at.wrong("signal", say("rulebook.derived_by_healer_never", signal=query.signal))
         if not query.query.strip() or len(query.query) > QUERY_MAX_CHARS:
             at.wrong("query", say("rulebook.from_characters", query_max_chars=QUERY_MAX_CHARS))
-        if not 5 <= query.interval_s <= INTERVAL_MAX_S:
-            at.wrong("interval_s", say("rulebook.from_5", interval_max_s=INTERVAL_MAX_S))
+        at.check_between("interval_s", query.interval_s, 5, INTERVAL_MAX_S)
         found.append(query)
     return found

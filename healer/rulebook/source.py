@@ -307,6 +307,14 @@ class Where:
         """A problem of this field; `text` goes on after its name."""
         self.at(field).problem(say("rulebook.field", field=field, text=text), hint)
 
+    def check_above_0(self, field: str, value: float, most: int) -> None:
+        """A problem of this field unless its value is above 0 and at most `most`."""
+        self.check(field, 0 < value <= most, say("rulebook.above_at_most", most=most))
+
+    def check_between(self, field: str, value: float, least: float, most: float) -> None:
+        """A problem of this field unless its value is between these two, or equal to one of them."""
+        self.check(field, least <= value <= most, say("rulebook.between", least=least, most=most))
+
     def check(self, field: str, holds: bool, text: str, hint: str = "") -> None:
         """Unless it holds: a problem of this field."""
         if not holds:

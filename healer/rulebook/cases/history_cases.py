@@ -216,7 +216,7 @@ class _Play:
         if not 0 < case.nodes <= _MOST_NODES:
             raise CaseWrong(
                 ("nodes",),
-                say("rulebook.field", field="nodes", text=say("rulebook.from", nodes_max=_MOST_NODES)),
+                say("rulebook.field", field="nodes", text=say("rulebook.between", least=1, most=_MOST_NODES)),
             )
         self.rules, self.case = rules, case
         self.clock = SimClock(_START)

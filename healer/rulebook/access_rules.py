@@ -47,6 +47,4 @@ def _check_playbooks(at: Where, globs: Collection[str], playbooks: Collection[st
         at.wrong("playbooks", say("rulebook.list_empty"), say("rulebook.all"))
     for glob in globs:
         if not any(fits_any(name, [glob]) for name in playbooks):
-            at.wrong(
-                "playbooks", say("rulebook.no_playbook_called", glob=glob), did_you_mean(glob, playbooks)
-            )
+            at.wrong("playbooks", say("rulebook.there_no_playbook", name=glob), did_you_mean(glob, playbooks))

@@ -219,9 +219,8 @@ def _check_expressions(
     for number, name in enumerate((entry.signal, *entry.evidence)):
         if name and name not in signals:
             field, *which = ("evidence", number - 1) if number else ("signal",)
-            at.at(field, *which).problem(
-                say("rulebook.there_no_signal", field=field, name=name), did_you_mean(name, signals)
-            )
+            text = say("rulebook.field", field=field, text=say("rulebook.there_no_signal", name=name))
+            at.at(field, *which).problem(text, did_you_mean(name, signals))
     shown = signals.get(entry.signal)
     if threshold is None or when is None:
         return when

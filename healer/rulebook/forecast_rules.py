@@ -80,9 +80,8 @@ def _check_what(at: Where, entry: ForecastRule, signals: Mapping[str, Signal], s
     for name in entry.counts:
         signal = signals.get(name)
         if signal is None:
-            at.wrong(
-                "counts", say("rulebook.there_no_signal_2", name=name), did_you_mean(name, list(signals))
-            )
+            hint = did_you_mean(name, list(signals))
+            at.wrong("counts", say("rulebook.there_no_signal", name=name), hint)
         elif signal.kind is not SignalKind.counter or signal.scope is not entry.scope:
             at.wrong("counts", say("rulebook.no_counter", name=name, scope=entry.scope))
     for field, text, read in (("value", entry.value, parse.number), ("only", entry.only, parse.condition)):

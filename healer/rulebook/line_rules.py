@@ -11,7 +11,7 @@ from healer.model import AlertRule, FaultClass, KernelLine, LineBook, Rule
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.model.faults import ALERT_FAULT
 from healer.model.kernel_lines import GROUPS, begins_with_text, compile_pattern
-from healer.rulebook.rule_checks import RULE_NAME, check_name, check_policy, is_glob, policy_of
+from healer.rulebook.rule_checks import RULE_NAME, check_globs, check_name, check_policy, is_glob, policy_of
 from healer.rulebook.source import Source, Where
 from healer.text import say
 
@@ -100,10 +100,10 @@ def policy_of_alert(entry: AlertRule) -> Rule:
 def _check_globs(at: Where, entry: AlertRule) -> None:
     if not entry.alert:
         at.wrong("alert", say("rulebook.list_empty"))
-    globs = [(("alert", number), glob) for number, glob in enumerate(entry.alert)]
-    for path, glob in [*globs, *((("labels", name), glob) for name, glob in entry.labels.items())]:
+    check_globs(at, "alert", entry.alert)
+    for name, glob in entry.labels.items():
         if not is_glob(glob):
-            at.at(*path).problem(say("rulebook.not_name_or_glob", path=path[0], glob=glob))
+            at.at("labels", name).problem(say("rulebook.not_name_or_glob", field="labels", glob=glob))
     if any(fnmatchcase(ALERT_FAULT, glob) and not entry.labels for glob in entry.alert):
         text = say("rulebook.this_takes_every_alert")
         at.wrong("alert", text, say("rulebook.name_alerts"))

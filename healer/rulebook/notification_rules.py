@@ -93,7 +93,7 @@ def _check_mail(at: Where, channel: Channel) -> None:
     if channel.server and not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         at.wrong("server", say("rulebook.host_port_like_mail"))
     if channel.tls not in _TLS:
-        at.wrong("tls", say("rulebook.not_one_its_words", tls=channel.tls), ", ".join(_TLS))
+        at.wrong("tls", say("rulebook.not_one_its_words", value=channel.tls), ", ".join(_TLS))
     for field, addresses in (("sender", (channel.sender,)), ("to", channel.to)):
         for address in addresses:
             if address and not _is_mail_address(address):
@@ -148,7 +148,7 @@ def _check_people(source: Source, found: Notifications) -> None:
             hint = say("rulebook.profile_more_copy_member")
             at.wrong("slack", say("rulebook.no_member_id_like", slack=person.slack), hint)
         if person.slack in seen:
-            at.wrong("slack", say("rulebook.twice_here", slack=person.slack))
+            at.wrong("slack", say("rulebook.twice", name=person.slack))
         if not person.name.strip() or not person.name.isprintable():
             at.wrong("name", say("rulebook.name_that_healer_knows"))
         seen.add(person.slack)

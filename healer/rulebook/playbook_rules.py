@@ -308,7 +308,7 @@ def _check_step(at: Where, step: Step, playbook: Playbook, scripts: Mapping[str,
     script = step.input.get("script")
     if isinstance(script, str) and not placeholders(script) and script not in scripts:
         hint = did_you_mean(script, list(scripts)) or say("rulebook.file_rules_validation_name")
-        at.at("input", "script").problem(say("rulebook.there_no_script", script=script), hint)
+        at.at("input", "script").problem(say("rulebook.there_no_script", name=script), hint)
 
 
 def _check_depth(at: Where, step: Step, playbook: Playbook, validation: Validation) -> None:
@@ -324,7 +324,7 @@ def _check_depth(at: Where, step: Step, playbook: Playbook, validation: Validati
             hint = did_you_mean(name, [*validation.depths, FIT]) or say(
                 "rulebook.depth_rules_validation_depths"
             )
-            at.at("input", "depth").problem(say("rulebook.there_no_depth_2", name=name), hint)
+            at.at("input", "depth").problem(say("rulebook.there_no_depth", name=name), hint)
     meant = {*named, *(validation.fits.values() if FIT in named else ())}
     limits = [validation.depths[name].limit_s for name in meant & validation.depths.keys()]
     longest_s = max(limits, default=0)
@@ -372,7 +372,7 @@ def _check_use(at: Where, step: Step, playbook: Playbook, books: Mapping[str, Pl
     used = books.get(step.use or "")
     if used is None:
         hint = did_you_mean(step.use or "", books) or say("rulebook.one_of", words=", ".join(sorted(books)))
-        at.wrong("use", say("rulebook.there_no_playbook", use=step.use), hint)
+        at.wrong("use", say("rulebook.there_no_playbook", name=step.use), hint)
         return
     if used.target != playbook.target:
         at.wrong(
@@ -388,7 +388,7 @@ def _check_use(at: Where, step: Step, playbook: Playbook, books: Mapping[str, Pl
         _check_given(at.at("input", name), name, value, used, playbook)
     for name in required_inputs(used):
         if name not in step.input:
-            at.problem(say("rulebook.step_needs_input_2", id=step.id, name=used.name, name2=name))
+            at.problem(say("rulebook.step_needs_input", id=step.id, word=used.name, name=name))
 
 
 def _check_given(at: Where, name: str, value: Any, used: Playbook, playbook: Playbook) -> None:
@@ -585,7 +585,7 @@ def read_validation(source: Source, scripts: Mapping[str, str]) -> Validation:
         at = source.at("depths", name)
         check = at.check
         if name == FIT:
-            at.problem(say("rulebook.depths_what_follows_from", fit=FIT), say("rulebook.take_another_name"))
+            at.problem(say("rulebook.depths_what_follows_from", fit=FIT), say("rulebook.give_another_name"))
         different = len(set(depth.tests)) == len(depth.tests) > 0
         check("tests", different, say("rulebook.list_different_tests_not"))
         check("pair", len(set(depth.pair)) == len(depth.pair), say("rulebook.list_different_tests"))
@@ -593,7 +593,8 @@ def read_validation(source: Source, scripts: Mapping[str, str]) -> Validation:
             for index, test in enumerate(tests):
                 if test not in scripts:
                     hint = did_you_mean(test, list(scripts)) or say("rulebook.file_rules_validation_name")
-                    at.at(key, index).problem(say("rulebook.there_no_script_2", name=key, test=test), hint)
+                    text = say("rulebook.field", field=key, text=say("rulebook.there_no_script", name=test))
+                    at.at(key, index).problem(text, hint)
         at.check_above_0("limit_s", depth.limit_s, _LIMIT_MAX_S)
     for remedy, name in read.fits.items():
         if remedy not in REMEDY_LADDER:
@@ -601,5 +602,5 @@ def read_validation(source: Source, scripts: Mapping[str, str]) -> Validation:
         if name not in read.depths:
             source.at("fits", str(remedy)).problem(say("rulebook.fits_there_no_depth", name=name))
     is_depth = read.otherwise in read.depths
-    source.at().check("otherwise", is_depth, say("rulebook.there_no_depth", otherwise=read.otherwise))
+    source.at().check("otherwise", is_depth, say("rulebook.there_no_depth", name=read.otherwise))
     return read

@@ -100,7 +100,7 @@ def is_glob(text: str) -> bool:
 def check_globs(at: Where, field: str, globs: Iterable[str]) -> None:
     for number, glob in enumerate(globs):
         if not is_glob(glob):
-            at.at(field, number).problem(say("rulebook.not_name_or_glob_2", field=field, glob=glob))
+            at.at(field, number).problem(say("rulebook.not_name_or_glob", field=field, glob=glob))
 
 
 def check_models(at: Where, globs: Sequence[str], models: Sequence[GpuModel]) -> None:

@@ -499,7 +499,7 @@ def _check_playbook_of(
     at = at.at("playbook")
     if name not in names:
         hint = did_you_mean(name, names) or say("rulebook.one_of", words=", ".join(sorted(names)))
-        at.problem(say("rulebook.there_no_playbook_2", name=name), hint)
+        at.problem(say("rulebook.there_no_playbook", name=name), hint)
     elif name in playbooks and playbooks[name].target == "job" and not JOB_FAULTS.issuperset(faults or [""]):
         text = say("rulebook.playbook_for_job_not", name=name)
         alien = ", ".join(fault for fault in faults if fault not in JOB_FAULTS)

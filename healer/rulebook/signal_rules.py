@@ -189,7 +189,7 @@ def _list(source: Source, data: dict[str, object], name: str, most: int) -> list
     if found is None:
         return []
     if not isinstance(found, list):
-        source.at(name).problem(say("rulebook.expected_list", name=name))
+        source.at().wrong(name, say("rulebook.expected_list"))
         return []
     if len(found) > most:
         source.at(name).problem(say("rulebook.at_most_here_are", name=name, most=most, len=len(found)))

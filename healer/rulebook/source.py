@@ -132,7 +132,7 @@ class Source:
         if self.data is None:
             return []
         if not isinstance(self.data, list):
-            self.problem((), say("rulebook.expected_list_2"))
+            self.problem((), say("rulebook.expected_list"))
             return []
         return self.data
 
@@ -417,7 +417,7 @@ def _sentence(text: str, path: Sequence[str | int], data: Any) -> str:
     if not isinstance(text, Said):
         text = reworded(decoder_error(text), text.replace("`", ""))
     if text.startswith("Invalid enum value"):
-        text = say("rulebook.not_one_its_words_2", value=_value(data, path))
+        text = say("rulebook.not_one_its_words", value=_value(data, path))
     text = reworded(text, text[0].lower() + text[1:])
     return say("rulebook.field", field=where, text=text) if where else text
 

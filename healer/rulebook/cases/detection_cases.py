@@ -498,7 +498,7 @@ def _all_series(
         signal = catalogue.signals.get(name)
         if signal is None:
             hint = did_you_mean(name, catalogue.signals)
-            raise CaseWrong(("series", name), say("rulebook.there_no_signal_2", name=name), hint)
+            raise CaseWrong(("series", name), say("rulebook.there_no_signal", name=name), hint)
         if signal.derived:
             raise CaseWrong(("series", name), say("cases.derived_signal", name=name))
         by_part = given if isinstance(given, dict) else {"each": given}

@@ -29,7 +29,7 @@ from healer.api.problems import Problem, field_error, unauthenticated
 from healer.api.refusals import BINDINGS, Refusals, refuse, request_line
 from healer.api.services import Services, services_of
 from healer.api.site_address import client_address, is_own_origin
-from healer.model import Component, Role
+from healer.model import Component, Role, Run
 from healer.model.grants import ACTING
 from healer.ports.callers import NOT_SEALED, SESSION_COOKIE, Caller
 from healer.ports.clock import Clock
@@ -566,6 +566,15 @@ def confine(
     raise Problem(403, why)
 
 
+def allowed_run(request: Request, caller: Caller, id: str) -> Run:
+    """404 if there is no such run; 403 for a token bound to something else."""
+    run = services_of(request).queries.runs.find(id)
+    if run is None:
+        raise NotFound(say("engine.no_run", run=id))
+    confine(request, caller, cluster=run.cluster, node=run.node, job=run.job)
+    return run
+
+
 def named_cluster(services: Services, caller: Caller | None, wanted: str | None = None) -> str:
     """The cluster as named, else the token's own, else the only one. 422 if that leaves it open."""
     cluster = wanted or (caller and caller.cluster) or services.only
@@ -578,7 +587,7 @@ def named_cluster(services: Services, caller: Caller | None, wanted: str | None 
 
 def no_cluster(cluster: str, clusters: Iterable[str]) -> NotFound:
     names = ", ".join(sorted(clusters))
-    return NotFound(say("api.acting_routes_there_no_cluster", cluster=cluster, names=names))
+    return NotFound(say("engine.no_cluster", name=cluster, names=names))
 
 
 def check_cluster(services: Services, cluster: str) -> None:

@@ -18,6 +18,7 @@ from healer.api.access import (
     Responder,
     Viewer,
     allowed_cluster,
+    allowed_run,
     check_served,
     confine,
     named_cluster,
@@ -75,7 +76,7 @@ _DONE = answers(Incident, "the incident as it is now") | answers(
 def _allowed_incident(request: Request, caller: Caller, id: str) -> Incident:
     incident = services_of(request).queries.incidents.find(id)
     if incident is None:
-        raise NotFound(say("api.acting_routes_there_no_incident", id=id))
+        raise NotFound(say("engine.no_incident", incident=id))
     job = caller.job if caller.job in incident.jobs_hit else None
     confine(request, caller, cluster=incident.cluster, node=incident.root.node, job=job)
     return incident
@@ -306,10 +307,7 @@ def _on_run(
     **more: str | int | Sequence[str] | datetime | None,
 ) -> Response:
     services = services_of(request)
-    run = services.queries.runs.find(id)
-    if run is None:
-        raise NotFound(say("api.acting_routes_there_no_run", id=id))
-    confine(request, caller, cluster=run.cluster, node=run.node, job=run.job)
+    run = allowed_run(request, caller, id)
     check_served(services, run.cluster)
     if not may_use(caller, ALLOWED[Role.operator], run.cluster, run.playbook):
         why = say("api.granted_not_this_playbook", playbook=run.playbook, cluster=run.cluster)
@@ -481,7 +479,7 @@ def end_pause(
         if pause is None:  # the first try of this request may have ended it
             earlier = controls.ended_pause(id, request=identity)
             if earlier is None:
-                raise NotFound(say("api.acting_routes_no_pause_force", id=id))
+                raise NotFound(say("engine.no_pause", pause=id))
             return answer(request, earlier)
         ended = controls.end_pause(id, by=caller.name, reason=words.reason, request=identity)
         return answer(request, ended)

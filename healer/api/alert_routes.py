@@ -144,7 +144,7 @@ class CloudEventRoutes:
         alerts = enveloped_observations(items, await self._alerts.site(caller, has_node), now)
         if caller.job and (others or not inner):
             spoken = [alert.component for alert in alerts.observations]
-            await refuse(request, caller, say("api.access_this_token_bound_job", job=caller.job), spoken)
+            await refuse(request, caller, say("api.bound_to_job", name=caller.job), spoken)
         await confine(request, caller, alerts.nodes())
         refused: list[Foreign] = []
         try:

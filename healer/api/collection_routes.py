@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from healer.api.access import Operator, Viewer, clusters_shown, confine
+from healer.api.access import Operator, Viewer, allowed_run, clusters_shown, confine
 from healer.api.documents import answers
 from healer.api.node_views import VALUES, DeviceDetail, DeviceView, device_detail, device_views
 from healer.api.problems import field_error
@@ -47,7 +47,7 @@ def incident_evidence(request: Request, caller: Operator, id: Id) -> Response:
     services = services_of(request)
     found = services.queries.incidents.find(id)
     if found is None:
-        raise NotFound(say("api.acting_routes_there_no_incident", id=id))
+        raise NotFound(say("engine.no_incident", incident=id))
     confine(request, caller, cluster=found.cluster, node=found.root.node)
     return answer(request, Page(items=services.evidence.files(incident=found.id)))
 
@@ -55,12 +55,8 @@ def incident_evidence(request: Request, caller: Operator, id: Id) -> Response:
 @router.get("/runs/{id}/evidence", operation_id="of_run_api_v1_runs__id__evidence_get", responses=_LISTED)
 def run_evidence(request: Request, caller: Operator, id: Id) -> Response:
     """What a run collected; the only way to the files of a run without an incident."""
-    services = services_of(request)
-    found = services.queries.runs.find(id)
-    if found is None:
-        raise NotFound(say("api.acting_routes_there_no_run", id=id))
-    confine(request, caller, cluster=found.cluster, node=found.node, job=found.job)
-    return answer(request, Page(items=services.evidence.files(run=found.id)))
+    run = allowed_run(request, caller, id)
+    return answer(request, Page(items=services_of(request).evidence.files(run=run.id)))
 
 
 @router.get("/evidence/{id}", operation_id="one_api_v1_evidence__id__get", response_class=Response)

@@ -162,7 +162,7 @@ def _invalid(error: RequestValidationError) -> Problem:
             return Problem(
                 422,
                 say("api.problems_body_not_json"),
-                errors=[{"field": "body", "detail": say("api.problems_not_json")}],
+                errors=[{"field": "body", "detail": say("signals.line_not_json")}],
             )
         place = [str(part) for part in found.get("loc", ())]
         field = ".".join(place[1:] if len(place) > 1 and place[0] in {"body", "query", "path"} else place)

@@ -165,7 +165,7 @@ def incident(request: Request, caller: Viewer, id: Id) -> Response:
     services = services_of(request)
     rows = services.queries.incidents.rows(id)
     if rows is None:
-        raise NotFound(say("api.acting_routes_there_no_incident", id=id))
+        raise NotFound(say("engine.no_incident", incident=id))
     found = rows.incident
     job = caller.job if caller.job in found.jobs_hit else None
     confine(request, caller, cluster=found.cluster, node=found.root.node, job=job)
@@ -202,7 +202,7 @@ def run(request: Request, caller: Viewer, id: Id) -> Response:
     services = services_of(request)
     found = services.queries.runs.record(id)
     if found is None:
-        raise NotFound(say("api.acting_routes_there_no_run", id=id))
+        raise NotFound(say("engine.no_run", run=id))
     confine(request, caller, cluster=found.run.cluster, node=found.run.node, job=found.run.job)
     return answer(request, run_detail(found, services.rules()))
 
@@ -360,7 +360,7 @@ async def events(request: Request, caller: Viewer, cluster: Name = None) -> Stre
     if caller.node or caller.job:
         raise Problem(403, say("api.reading_routes_token_bound_node_or_job"))
     if caller.cluster and cluster not in (None, caller.cluster):
-        raise Problem(403, say("api.access_this_token_bound_cluster", cluster=caller.cluster))
+        raise Problem(403, say("api.bound_to_cluster", name=caller.cluster))
     named = cluster or caller.cluster
     if named:
         await run_in_threadpool(clusters_shown, request, caller, named)

@@ -40,13 +40,11 @@ def foreign(caller: Caller, nodes: Pairs = (), jobs: Pairs = ()) -> Foreign | No
     if caller.cluster:
         at, of = ([pair for pair in named if pair[0] != caller.cluster] for named in (nodes, jobs))
         if at or of:
-            return Foreign(
-                say("api.access_this_token_bound_cluster", cluster=caller.cluster), _components(at, of)
-            )
+            return Foreign(say("api.bound_to_cluster", name=caller.cluster), _components(at, of))
     if caller.node and (at := [pair for pair in nodes if pair[1] != caller.node]):
-        return Foreign(say("api.access_this_token_bound_node", node=caller.node), _components(at))
+        return Foreign(say("api.bound_to_node", name=caller.node), _components(at))
     if caller.job and (of := [pair for pair in jobs if pair[1] != caller.job]):
-        return Foreign(say("api.access_this_token_bound_job", job=caller.job), _components(jobs=of))
+        return Foreign(say("api.bound_to_job", name=caller.job), _components(jobs=of))
     return None
 
 

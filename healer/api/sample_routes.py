@@ -204,7 +204,7 @@ class MeasuringRoutes:
         known_query(request, {"cluster", *also})
         wanted, served = query_of(request).get("cluster") or None, self._preamble.served
         if caller.cluster and (caller.cluster not in served or wanted not in (None, caller.cluster)):
-            why = say("api.access_this_token_bound_cluster", cluster=caller.cluster)
+            why = say("api.bound_to_cluster", name=caller.cluster)
             await refuse(request, caller, why, await self._preamble.mentioned(request))
         if open_ok and not (wanted or self._preamble.default_cluster(caller)):
             return ""

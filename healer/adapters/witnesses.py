@@ -128,7 +128,7 @@ class SyslogWitness:
                         _deliver(secured.unwrap(), ())
         except OSError as error:
             raise WitnessAway(
-                say("audit.did_take", name=self.name, why=str(error.strerror or error))
+                say("audit.refused", name=self.name, words=str(error.strerror or error))
             ) from None
 
 

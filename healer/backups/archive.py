@@ -118,7 +118,7 @@ def writing(target: Path) -> Iterator[Writer]:
         except OSError as error:
             part.unlink(missing_ok=True)
             raise BackupUnusable(
-                say("backups.target_unwritable", target=str(target), why=error.strerror)
+                say("backups.cannot_written", part=str(target), why=error.strerror)
             ) from None
         except BaseException:
             part.unlink(missing_ok=True)

@@ -94,7 +94,7 @@ def make_backup(
         ) from None
     except OSError as error:
         raise BackupFailed(
-            say("backups.source_unreadable", filename=str(error.filename or target), why=error.strerror)
+            say("backups.cannot_read", path=str(error.filename or target), why=error.strerror)
         ) from None
     finally:
         db.dispose()

@@ -72,7 +72,7 @@ def _confirm_and_apply(
             with reading(to, writes=True):
                 carry_out(plan, to)
     except ConfProblem as error:
-        raise Failed(say("commands.of_file", file=str(slurm_conf), text=said_by(error))) from None
+        raise Failed(say("commands.of_field", field=str(slurm_conf), text=said_by(error))) from None
     if json:
         print_json(
             {

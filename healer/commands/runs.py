@@ -183,7 +183,7 @@ def _input(text: str) -> tuple[str, str]:
 
 
 def _show_plan(plan: dict[str, Any]) -> None:
-    print_line(say("commands.of_title", title=quoted(plan["playbook"]["title"]), text=_forecast(plan)))
+    print_line(say("commands.of_field", field=quoted(plan["playbook"]["title"]), text=_forecast(plan)))
     for step in plan["playbook"]["steps"]:
         lacks, title = plan["not_available"].get(step["id"]), step["title"] or step["id"]
         step_line = say("commands.step_lacks", title=title, why=lacks) if lacks else quoted(title)

@@ -109,7 +109,7 @@ class ProviderDocument:
     def read(self, answer: httpx.Response) -> Any:
         if answer.status_code != 200:
             raise self.away(
-                say("adapters.path_answers", path=answer.request.url.path, status=answer.status_code)
+                say("adapters.who_answered", who=answer.request.url.path, status=answer.status_code)
             )
         try:
             found = answer.json()

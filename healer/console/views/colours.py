@@ -172,9 +172,7 @@ def describe(colour: Colour, row: NodeRow, measured: Measurements) -> str:
         return say("console.colours_peers", paces=measured.paces[row.name])
     if colour is Colour.lemon:
         score = measured.lemons.get(row.name)
-        return (
-            say("console.colours_lemon", n=words.number(score)) if score else say("console.colours_none_kept")
-        )
+        return say("console.colours_lemon", n=words.number(score)) if score else say("console.none")
     text = BINS[colour][place].text
     if colour is Colour.throttle:
         held = [str(gpu) for gpu, digit in enumerate(code) if digit == str(place)]

@@ -134,7 +134,7 @@ def _marks_of(
 
 def _signals(rows: Sequence[TimelineRow]) -> Lane:
     marks = [*_marks_of(rows, "evidence", moment=say("console.moment_signal")), *_marks_of(rows, "finding")]
-    return Lane(name=say("console.lanes_signals"), marks=tuple(marks))
+    return Lane(name=say("console.health_signals"), marks=tuple(marks))
 
 
 def _decisions(detail: IncidentRecord, rows: Sequence[TimelineRow]) -> Lane:

@@ -221,7 +221,7 @@ def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row
     senders = arrives.senders
     if not senders.tokens:
         text = say("console.health_no_data_yet")
-        yield _plain("senders", say("console.health_none"), text, "/signals")
+        yield _plain("senders", say("console.none"), text, "/signals")
     else:
         text = say("console.health_none_quiet", sends=words.counted(senders.tokens, "sender"))
         if senders.silent:

@@ -43,7 +43,7 @@ def _incidents(life: NodeLife) -> Lane:
     for incident in life.incidents:
         tone, url = _TONES.get(incident.severity, "plain"), _page(incident.id)
         marks.append(Mark(at=incident.opened, text=_titled(incident), tone=tone, url=url))
-    return Lane(name=say("console.life_incidents"), marks=tuple(marks))
+    return Lane(name=say("console.reports_incidents"), marks=tuple(marks))
 
 
 def _titled(incident: Incident) -> str:

@@ -57,7 +57,7 @@ WINDOW = timedelta(minutes=15)
 #: Columns of the table: heading and signal of the catalogue.
 _GPU_FIGURES = (
     (say("console.node_use"), "gpu_util_percent"),
-    (say("console.colours_temperature"), "gpu_temp_c"),
+    (say("console.colour_temperature"), "gpu_temp_c"),
     (say("console.node_memory"), "memory_temp_c"),
     (say("console.node_power"), "power_w"),
     (say("console.node_sm_clock"), "sm_clock_mhz"),

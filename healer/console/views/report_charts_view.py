@@ -238,7 +238,7 @@ def csv_text(chart: SvgChart, translate: Callable[[str], str]) -> str:
     """Numbers as they are, not rounded: a spreadsheet makes its own charts of them."""
     judged = any(each.basis for each in chart.series)
     counts = [say("console.reports_reviews_of", name=each.name) for each in chart.series if judged]
-    head = (say("console.reports_chart_time"), *(each.name for each in chart.series), *counts)
+    head = (say("console.charts_time_utc"), *(each.name for each in chart.series), *counts)
     return csv_table([head, *(_line(chart, at) for at in range(len(chart.times)))], translate)
 
 

@@ -207,7 +207,7 @@ def markdown(shift: Shown, translate: Callable[[str], str] = str) -> str:
     lines = [
         translate(say("console.reports_hand_over", plain=plain(shift.cluster))),
         "",
-        translate(say("console.reports_to", at=words.utc(shift.since), at2=words.utc(shift.until))),
+        translate(say("console.lanes_from_to", begin=words.utc(shift.since), end=words.utc(shift.until))),
         "",
         *map(translate, _capacity(shift.strip)),
     ]

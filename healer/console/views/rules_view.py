@@ -148,7 +148,7 @@ def incidents_in(result: Row) -> list[str]:
 
 
 def _incident(kind: str, row: Row, real: Mapping[str, bool | None], **more: Any) -> Shown:
-    note = say("console.rules_part", row=row["part_of"][:8]) if row.get("part_of") else ""
+    note = say("console.queue_part", merged_into=row["part_of"][:8]) if row.get("part_of") else ""
     fields = {"kind": kind, "rule": row["rule"], "what": _sentence(row["title"]), "note": note} | more
     root = row["root"]
     place = joined(
@@ -187,7 +187,7 @@ def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = ""
         kind=kind,
         rule=row["rule"],
         what=quoted(row["action"]),
-        where=say("console.rules_job", row=row["job"])
+        where=say("console.runs_job", job=row["job"])
         if row["job"]
         else say("console.rules_node", row=row["node"])
         if row["node"]

@@ -99,10 +99,10 @@ def number_between(low: float, high: float, *, open_low: bool = False) -> Callab
     return parse
 
 
-def whole_between(low: int, high: int) -> Callable[[str], int]:
+def whole_up_to(high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
-            raise ValueError(say("setup.wants_whole", low=low, high=high))
+        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= high:
+            raise ValueError(say("setup.wants_whole", low=1, high=high))
         return int(text)
 
     return parse
@@ -430,9 +430,9 @@ class ExecutorSettings(Settings, frozen=True, kw_only=True):
     ssh_signing_key_file: OptionalPath = None
     ssh_known_hosts: OptionalPath = None
     ssh_user: Annotated[str | None, Reads(parse_user)] = None
-    ssh_port: Annotated[int | None, Reads(whole_between(1, 65535))] = None
+    ssh_port: Annotated[int | None, Reads(whole_up_to(65535))] = None
     ssh_config: OptionalPath = None
-    ssh_diagnose_level: Annotated[int | None, Reads(whole_between(1, 4))] = None
+    ssh_diagnose_level: Annotated[int | None, Reads(whole_up_to(4))] = None
     bmc_url: Annotated[str | None, Reads(parse_bmc)] = None
     bmc_user: Text = None
     bmc_password: Secret = None

@@ -392,9 +392,9 @@ def read_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode:
     return read_slurm(lambda: ctx.tools.scheduler.node(ctx.node), after_s)
 
 
-def read_free_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode:
+def read_free_node(ctx: Context) -> SlurmNode:
     """The node; Failed if another person or program holds it."""
-    node = read_node(ctx, after_s)
+    node = read_node(ctx)
     if holder := holder_of(node, last_drain_reason(ctx.log)):
         raise Answered(held_by(holder, node))
     return node

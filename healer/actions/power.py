@@ -87,7 +87,7 @@ def _booted_power(ctx: Context, node: SlurmNode) -> bool:
 def _probe_power(ctx: Context) -> Result | None:
     if ctx.tools.bmc is None:
         return Failed(say("actions.power_by_hand", node=ctx.node), final=True)
-    node = read_free_node(ctx, LOOK_AGAIN_S)
+    node = read_free_node(ctx)
     if not _booted_power(ctx, node):
         return None
     state = "+".join(node.state)
@@ -123,12 +123,12 @@ def _power(ctx: Context) -> Power:
 
 def _only_keeps(ctx: Context, booted: Callable[[Context, SlurmNode], bool | None]) -> bool:
     """The node has booted, and only needs to be drained again."""
-    node = tried(lambda: read_free_node(ctx, LOOK_AGAIN_S))
+    node = tried(lambda: read_free_node(ctx))
     return node is not None and bool(booted(ctx, node)) and not node.drain
 
 
 def _do_power(ctx: Context) -> Result | None:
-    node = read_free_node(ctx, LOOK_AGAIN_S)
+    node = read_free_node(ctx)
     if _booted_power(ctx, node):
         return None if node.drain else _drain_again(ctx, node)
     if not node.drain:
@@ -278,7 +278,7 @@ def _needs_drain(ctx: Context, node: SlurmNode) -> bool:
 
 
 def _probe_reboot(ctx: Context) -> Result | None:
-    node = read_free_node(ctx, LOOK_AGAIN_S)
+    node = read_free_node(ctx)
     booted, state = _booted_reboot(ctx, node), "+".join(node.state)
     if booted is None:
         return Failed(say("actions.reboot_unprovable", node=node.name), final=True)
@@ -299,7 +299,7 @@ def _probe_reboot(ctx: Context) -> Result | None:
 
 
 def _do_reboot(ctx: Context) -> Result | None:
-    node = read_free_node(ctx, LOOK_AGAIN_S)
+    node = read_free_node(ctx)
     if _given_up(ctx, node):
         return _drain_again(ctx, node, node.reason)  # its reason says later that the boot may still come
     if _booted_reboot(ctx, node):
@@ -311,7 +311,7 @@ def _do_reboot(ctx: Context) -> Result | None:
 
 
 def _undo(ctx: Context) -> Result:
-    node = read_free_node(ctx, LOOK_AGAIN_S)
+    node = read_free_node(ctx)
     if "REBOOT_REQUESTED" not in node.state:
         return Done(say("actions.reboot_none_waits", node=node.name))
     ctx.fence()

@@ -340,7 +340,7 @@ class Access:
             if caller is None or not is_named_in(token, caller):
                 hold.wrong()
                 return None
-        self.budget.accept_credential(digest_of(cookie), person=True)
+        self.budget.accept_session(digest_of(cookie))
         return cookie
 
     def sign_out(self, cookie: str) -> None:

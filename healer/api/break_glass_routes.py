@@ -72,5 +72,5 @@ def opened(request: Request, secret: str, person: str, reason: str) -> Opening:
             hold.wrong()
             raise Problem(403, say("api.glass_wrong"), code="forbidden")
     for credential in (opening.token, opening.cookie):
-        access.budget.accept_credential(digest_of(credential), person=True)
+        access.budget.accept_session(digest_of(credential))
     return opening

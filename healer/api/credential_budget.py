@@ -161,9 +161,9 @@ class CredentialBudget:
         costs a hash or a transaction."""
         return self.hold_now(address, secrets.token_bytes(32))
 
-    def accept_credential(self, digest: bytes, *, person: bool) -> None:
-        """For a credential that was just created for an already known caller: the session of a sign-in."""
-        self.accept(self._mark(digest), person=person)
+    def accept_session(self, digest: bytes) -> None:
+        """For the session that a person's sign-in has just created."""
+        self.accept(self._mark(digest), person=True)
 
     def accept(self, mark: bytes, *, person: bool) -> None:
         with self._lock:

@@ -111,7 +111,7 @@ def open_session(
         raise SignInRefused(said_by(error)) from error
     if not services.people.wait_for_seal(token):
         raise SignInRefused(say("api.sign_in_not_sealed"))
-    access.budget.accept_credential(digest_of(secret), person=True)
+    access.budget.accept_session(digest_of(secret))
     return Opened(secret, person.name, role)
 
 

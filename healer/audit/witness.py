@@ -42,19 +42,14 @@ class Deliveries:
 
 
 def report_against(
-    chain: ChainReads,
-    place: str,
-    held: Sequence[Checkpoint],
-    *,
-    keys: Collection[str] = (),
-    now: datetime | None = None,
+    chain: ChainReads, place: str, held: Sequence[Checkpoint], *, keys: Collection[str] = ()
 ) -> Report:
     """Verifies the chain in the database against a witness.
 
     `held`: the checkpoints that the witness keeps at `place`. `keys`: public keys that may sign; without them
     that of its first checkpoint, never those that the database names.
     """
-    now = now or datetime.now(UTC)
+    now = datetime.now(UTC)
     held = list(dict.fromkeys(held))
     trusted = set(keys) or {item.key for item in held[:1]}
     found = report(chain, keys=trusted, outside=held, where=say("audit.in_witness"))

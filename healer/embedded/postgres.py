@@ -256,10 +256,10 @@ def working_in(folder: Path) -> list[int]:
     return sorted(found)
 
 
-def end_leftovers(pgdata: Path, patience_s: float = STOP_FAST_S) -> None:
+def end_leftovers(pgdata: Path) -> None:
     """Stops a PostgreSQL on `pgdata` that is not our child. Raises EmbeddedError if it does not end."""
     # The first process ends its children in order; one of them that ends by itself looks like a crash.
-    for whom, number, wait_s in ((_first_of, signal.SIGINT, patience_s), (list, signal.SIGKILL, 3.0)):
+    for whom, number, wait_s in ((_first_of, signal.SIGINT, STOP_FAST_S), (list, signal.SIGKILL, 3.0)):
         deadline = time.monotonic() + wait_s
         for pid in whom(working_in(pgdata)):
             try:

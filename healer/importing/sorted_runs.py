@@ -21,8 +21,8 @@ KEY = 18 + 6 + 12
 class SortedRuns:
     """Takes lines of one source in any order and writes sorted runs into `folder`."""
 
-    def __init__(self, folder: Path, source: int, buffer_bytes: int = BUFFER_BYTES) -> None:
-        self._folder, self._source, self._most = folder, source, buffer_bytes
+    def __init__(self, folder: Path, source: int) -> None:
+        self._folder, self._source = folder, source
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._count = 0
@@ -34,7 +34,7 @@ class SortedRuns:
         line = b"%018d%06d%012d%b\n" % (max(0, at_us), self._source, self._count, payload)
         self._held.append(line)
         self._held_bytes += len(line) + _OBJECT_BYTES
-        if self._held_bytes >= self._most:
+        if self._held_bytes >= BUFFER_BYTES:
             self.flush()
 
     def flush(self) -> None:

@@ -23,7 +23,6 @@ def similar_to(
     others: Iterable[Incident],
     model_of: Callable[[str], str],
     cures: Callable[[Sequence[str]], Mapping[str, Sequence[Verb]]] = lambda _: {},
-    limit: int = SIMILAR_SHOWN,
 ) -> list[Similar]:
     """Similar incidents: those of the same part and node first, each group newest first.
 
@@ -42,7 +41,7 @@ def similar_to(
     shown = [
         *(pair for pair in alike if pair[0] in nearest),
         *(pair for pair in alike if pair[0] not in nearest),
-    ][:limit]
+    ][:SIMILAR_SHOWN]
     done = cures([other.id for _, other in shown])
     return [_as_similar(same, other, done.get(other.id, ())) for same, other in shown]
 

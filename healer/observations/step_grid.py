@@ -24,6 +24,8 @@ RANKS_AT_MOST = 16_384
 RECENT_STEPS = 20
 #: A step this far above its stage counts as slow.
 SLOW = 0.05
+#: So many of the slowest ranks are named.
+SLOWEST = 10
 
 Matrix = NDArray[np.float64]
 
@@ -186,11 +188,11 @@ def lately(away: Matrix) -> NDArray[np.float64]:
     return middle
 
 
-def slowest(made: StepGrid, away: Matrix, count: int = 10) -> list[RankPace]:
+def slowest(made: StepGrid, away: Matrix) -> list[RankPace]:
     """The ranks that were recently furthest above their stage, worst first; only those with three steps or
     more."""
     middle = lately(away)
-    order = [int(row) for row in np.argsort(-np.nan_to_num(middle, nan=-np.inf), kind="stable")[:count]]
+    order = [int(row) for row in np.argsort(-np.nan_to_num(middle, nan=-np.inf), kind="stable")[:SLOWEST]]
     compute = _median(made.compute_s[:, -RECENT_STEPS:], axis=1)
     return [
         RankPace(

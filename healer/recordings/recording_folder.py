@@ -138,11 +138,10 @@ class RecordingFolder:
         max_age: timedelta,
         now: Callable[[], datetime],
         stopwatch: Callable[[], float] = time.monotonic,
-        file_bytes: int = FILE_BYTES,
     ) -> None:
         """OSError where the folder cannot be made or written."""
         self.folder, self._max_bytes, self._max_age = folder, max_bytes, max_age
-        self._now, self._stopwatch, self._file_bytes = now, stopwatch, file_bytes
+        self._now, self._stopwatch = now, stopwatch
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "not writable", str(folder))
@@ -194,7 +193,7 @@ class RecordingFolder:
         assert self._turned_at is not None
         if _hour(now) != _hour(self._turned_at):
             return True
-        return any(stream.summary.bytes >= self._file_bytes for stream in self._streams.values())
+        return any(stream.summary.bytes >= FILE_BYTES for stream in self._streams.values())
 
     def _named(self) -> datetime:
         """Time for a file name: now, but after all earlier names even if the clock went back."""

@@ -190,18 +190,19 @@ def message(rejected: int, why: str) -> bytes:
     stored, else the number that is not, and why."""
     if not rejected:
         return b""
-    partial_success = b"\x08" + _varint(rejected) + _text_field(2, why)
+    partial_success = b"\x08" + _varint(rejected) + _second_text(why)
     return b"\x0a" + _varint(len(partial_success)) + partial_success
 
 
 def status(code: int, why: str) -> bytes:
     """google.rpc.Status."""
-    return b"\x08" + _varint(code) + _text_field(2, why)
+    return b"\x08" + _varint(code) + _second_text(why)
 
 
-def _text_field(number: int, words: str) -> bytes:
+def _second_text(words: str) -> bytes:
+    """Field 2 of a message, a text."""
     raw = words.encode("utf-8", "replace")
-    return _varint(number << 3 | LENGTH) + _varint(len(raw)) + raw
+    return _varint(2 << 3 | LENGTH) + _varint(len(raw)) + raw
 
 
 def _varint(number: int) -> bytes:

@@ -45,18 +45,10 @@ _SHOWN_OF_NODE = ("reason", "reason_user", "reason_at", "boot_at", "comment", "e
 _PLAIN = {base: (base,) for base in ("DOWN", "MIXED", "ALLOCATED", "IDLE")}
 
 
-def sim_nodes(count: int, *, gpus: int = 8, gpu_model: str = "h100") -> list[SlurmNode]:
-    """`gpu0001` … in the partition `train`."""
-    return [
-        SlurmNode(
-            name=f"gpu{number:04d}",
-            gpus=gpus,
-            gpu_model=gpu_model,
-            partitions=("train",),
-            features=(gpu_model,),
-        )
-        for number in range(1, count + 1)
-    ]
+def sim_nodes(count: int, *, gpus: int = 8) -> list[SlurmNode]:
+    """`gpu0001` … with H100 in the partition `train`."""
+    h100 = SlurmNode(name="", gpus=gpus, gpu_model="h100", partitions=("train",), features=("h100",))
+    return [msgspec.structs.replace(h100, name=f"gpu{number:04d}") for number in range(1, count + 1)]
 
 
 # Wide: what Slurm shows of a node, and the state behind it.

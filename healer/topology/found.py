@@ -12,7 +12,7 @@ import yaml
 
 from healer.model import Peer, Place, Switch, Topology
 from healer.model.vocabulary import UserError
-from healer.text import Said, joined, quoted, say
+from healer.text import Said, joined, name_some, quoted, say
 
 #: The file in the folder of the rules.
 FOUND = "topology-found.yaml"
@@ -209,16 +209,11 @@ def differences_to_slurm(topology: Topology, slurm: Mapping[str, tuple[str, ...]
         if ours and above and above[0] not in ours:
             other.setdefault((", ".join(sorted(ours, key=natural)), above[0]), []).append(node)
     lines = [
-        say("topology.other_leaf", nodes=_few(nodes), ours=ours, theirs=theirs)
+        say("topology.other_leaf", nodes=name_some(nodes, 6), ours=ours, theirs=theirs)
         for (ours, theirs), nodes in other.items()
     ]
     if nodes := leaves.keys() - slurm.keys():
-        lines.append(say("topology.not_in_tree", nodes=_few(sorted(nodes, key=natural))))
+        lines.append(say("topology.not_in_tree", nodes=name_some(sorted(nodes, key=natural), 6)))
     if nodes := slurm.keys() - leaves.keys():
-        lines.append(say("topology.no_cable", nodes=_few(sorted(nodes, key=natural))))
+        lines.append(say("topology.no_cable", nodes=name_some(sorted(nodes, key=natural), 6)))
     return lines
-
-
-def _few(names: list[str], show: int = 6) -> Said:
-    first = joined(names[:show], "comma")
-    return say("topology.and_more", names=first, n=len(names) - show) if len(names) > show else first

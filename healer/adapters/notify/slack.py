@@ -97,12 +97,12 @@ class SlackChannel:
 class SlackReplies:
     """Answers a pressed button, visible only to the person who pressed it."""
 
-    def __init__(self, talk: Talk | None = None, *, begins: str = REPLIES) -> None:
-        self._talk, self._begins = talk or Talk("Slack"), begins
+    def __init__(self) -> None:
+        self._talk = Talk("Slack")
 
     def respond(self, url: str, text: str) -> None:
         """Best effort: the run's page shows it too. Sends only to Slack's addresses."""
-        if not url.startswith(self._begins):
+        if not url.startswith(REPLIES):
             return
         body = {"response_type": "ephemeral", "replace_original": False, "text": cut(escaped(text), 2000)}
         try:

@@ -23,6 +23,8 @@ from healer.text import Said, joined, said_by, say, unstopped
 
 #: An adapter that did not answer is tried last for this long; then one caller tries it again.
 REST_S = 15.0
+#: After this a write is not passed to another adapter: the rest of `preferred.WRITE_S` would not be enough.
+HAND_ON_S = 5.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,8 +58,7 @@ class PreferredReads(Generic[S]):
     """`ports.SlurmReads` over other adapters. Safe for threads if they are.
 
     `cluster`: the expected cluster (None: unknown); OtherCluster is raised before anything is sent to another
-    one. `hand_on_s`: seconds after which a write is not passed to another adapter, because the rest of
-    WRITE_S would not be enough. `stopwatch` returns monotonic seconds.
+    one. `stopwatch` returns monotonic seconds.
     """
 
     def __init__(
@@ -65,14 +66,13 @@ class PreferredReads(Generic[S]):
         adapters: Sequence[S],
         *,
         cluster: str | None = None,
-        hand_on_s: float = 5.0,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         if not adapters:
             raise ValueError("no adapter to prefer")
         self.adapters = tuple(adapters)
         self.name = ",".join(adapter.name for adapter in self.adapters)
-        self._hand_on_s, self._stopwatch = hand_on_s, stopwatch
+        self._stopwatch = stopwatch
         self._lock = threading.Lock()
         self._rests: dict[int, _Rest] = {}
         self._meant = cluster
@@ -149,7 +149,7 @@ class PreferredReads(Generic[S]):
         begun = self._stopwatch()
         errors: dict[int, SchedulerError] = {}
         for number in self._order():
-            if write and self._stopwatch() - begun > self._hand_on_s:
+            if write and self._stopwatch() - begun > HAND_ON_S:
                 errors[number] = SchedulerUnavailable(say("slurm.no_time"), sent=False)
                 break
             try:

@@ -12,7 +12,7 @@ from healer.adapters.slurm.parse_json import ExitCode
 from healer.importing.happenings import Found, JobChange
 from healer.importing.json_parts import objects
 from healer.importing.local_stamps import LocalStamps, is_time, rfc3339
-from healer.importing.source_text import Bytes, blocks, lines_in, pieces
+from healer.importing.source_text import Bytes, pieces, texts_of
 from healer.text import joined, said_by, say
 
 #: What a row has to have.
@@ -85,9 +85,8 @@ class Table:
         self._names: list[str] = []
 
     def read(self, file: Bytes) -> None:
-        for block in blocks(file, self._found.tally):
-            for raw in lines_in(block, self._found.tally):
-                self._take(raw.decode("utf-8", "replace"))
+        for line in texts_of(file, self._found.tally):
+            self._take(line)
 
     def _take(self, line: str) -> None:
         tally = self._found.tally
@@ -332,23 +331,21 @@ def read_completions(file: Bytes, found: Found, stamps: LocalStamps) -> None:
     """One line for each job, written at its end. Its Tres names only what was tracked: no GPUs mean
     nothing."""
     table = Table(found, stamps)
-    for block in blocks(file, found.tally):
-        for raw in lines_in(block, found.tally):
-            line = raw.decode("utf-8", "replace")
-            match = _COMPLETION.match(line)
-            if match is None:
-                found.tally.skip(say("importing.no_job"), line)
-                continue
-            row = match.groupdict()
-            if "gres/gpu" not in row["AllocTRES"]:
-                del row["AllocTRES"]
-            row["State"] = row["State"].replace("PENDING", "REQUEUED")
-            try:
-                life = table.life(row)
-            except ValueError as error:
-                found.tally.skip(say("importing.not_understood", why=said_by(error)), line)
-                continue
-            if life is None:
-                found.tally.skip(say("importing.not_started"))
-            else:
-                take_life(found, life)
+    for line in texts_of(file, found.tally):
+        match = _COMPLETION.match(line)
+        if match is None:
+            found.tally.skip(say("importing.no_job"), line)
+            continue
+        row = match.groupdict()
+        if "gres/gpu" not in row["AllocTRES"]:
+            del row["AllocTRES"]
+        row["State"] = row["State"].replace("PENDING", "REQUEUED")
+        try:
+            life = table.life(row)
+        except ValueError as error:
+            found.tally.skip(say("importing.not_understood", why=said_by(error)), line)
+            continue
+        if life is None:
+            found.tally.skip(say("importing.not_started"))
+        else:
+            take_life(found, life)

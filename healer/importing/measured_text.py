@@ -11,7 +11,7 @@ import msgspec
 
 from healer.importing.happenings import Found, Sampled
 from healer.importing.json_parts import objects
-from healer.importing.source_text import Bytes, blocks, lines_in, pieces
+from healer.importing.source_text import Bytes, pieces, texts_of
 from healer.text import say
 
 #: Text of one happening, and of one minute in the recording.
@@ -37,12 +37,11 @@ class MeasuredText:
 
     def read(self, file: Bytes) -> None:
         tally = self._found.tally
-        for block in blocks(file, tally):
-            for raw in lines_in(block, tally):
-                if not raw.strip() or raw.startswith(b"#"):
-                    tally.plain += 1
-                else:
-                    self._line(raw.decode("utf-8", "replace"))
+        for line in texts_of(file, tally):
+            if not line.strip() or line.startswith("#"):
+                tally.plain += 1
+            else:
+                self._line(line)
         self._flush()
 
     def _line(self, line: str) -> None:

@@ -10,7 +10,7 @@ from healer.importing.happenings import Found, NodeCheck
 from healer.importing.local_stamps import LocalStamps
 from healer.importing.node_log import TEXT_LETTERS
 from healer.importing.node_names import short_name
-from healer.importing.source_text import Bytes, blocks, lines_in
+from healer.importing.source_text import Bytes, texts_of
 from healer.text import said_by, say
 
 _CALL = re.compile(
@@ -31,9 +31,8 @@ class NhcLog:
         self._undated: list[tuple[str, int]] = []
 
     def read(self, file: Bytes) -> None:
-        for block in blocks(file, self._found.tally):
-            for raw in lines_in(block, self._found.tally):
-                self._take(raw.decode("utf-8", "replace"))
+        for line in texts_of(file, self._found.tally):
+            self._take(line)
         self._forget()
 
     def _take(self, line: str) -> None:

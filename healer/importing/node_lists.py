@@ -11,7 +11,7 @@ from healer.adapters.slurm.parse_json import NotUnderstood
 from healer.importing.controller_log import drain_mark
 from healer.importing.happenings import Found, NodeChange
 from healer.importing.local_stamps import LocalStamps, micros
-from healer.importing.source_text import Bytes, blocks, lines_in, pieces
+from healer.importing.source_text import Bytes, pieces, texts_of
 from healer.model import SlurmNode
 from healer.model.slurm import is_empty_reason
 from healer.text import said_by, say
@@ -37,9 +37,8 @@ class Reasons:
         self._columns: list[str] = []
 
     def read(self, file: Bytes) -> None:
-        for block in blocks(file, self._found.tally):
-            for raw in lines_in(block, self._found.tally):
-                self._take(raw.decode("utf-8", "replace"))
+        for line in texts_of(file, self._found.tally):
+            self._take(line)
 
     def _take(self, line: str) -> None:
         if not line.strip():

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 from healer.importing.happenings import Found, SmiLog
 from healer.importing.kernel_text import KernelText
 from healer.importing.local_stamps import LocalStamps
-from healer.importing.source_text import Bytes, blocks, lines_in
+from healer.importing.source_text import Bytes, lines_of, texts_of
 from healer.model import LineBook
 from healer.signals.nvidia_smi import XML_LIMIT_BYTES, parse_log
 from healer.signals.rejects import BadBody
@@ -103,10 +103,9 @@ class SmiText:
         self._size = 0
 
     def read(self, file: Bytes) -> None:
-        for block in blocks(file, self._found.tally):
-            for raw in lines_in(block, self._found.tally):
-                if not self.take(raw.decode("utf-8", "replace")):
-                    self._found.tally.plain += 1
+        for line in texts_of(file, self._found.tally):
+            if not self.take(line):
+                self._found.tally.plain += 1
         self.close()
 
     def take(self, line: str) -> bool:
@@ -168,9 +167,8 @@ class BugReport:
         self._seen: set[str] = set()
 
     def read(self, file: Bytes) -> None:
-        for block in blocks(file, self._found.tally):
-            for raw in lines_in(block, self._found.tally):
-                self._take(raw)
+        for raw in lines_of(file, self._found.tally):
+            self._take(raw)
         self._smi.close()
         self._kernel.close()
 

@@ -254,6 +254,17 @@ def lines_in(block: bytes, tally: Tally) -> Iterator[bytes]:
         yield line.removesuffix(b"\r")
 
 
+def lines_of(file: Bytes, tally: Tally) -> Iterator[bytes]:
+    """All lines of a source, as `lines_in`."""
+    for block in blocks(file, tally):
+        yield from lines_in(block, tally)
+
+
+def texts_of(file: Bytes, tally: Tally) -> Iterator[str]:
+    """The same as text."""
+    return (line.decode("utf-8", "replace") for line in lines_of(file, tally))
+
+
 def _has_long_line(block: bytes) -> bool:
     """A line that is longer than LINE_BYTES covers a multiple of it."""
     places = range(LINE_BYTES, len(block), LINE_BYTES)

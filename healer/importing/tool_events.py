@@ -14,7 +14,7 @@ from healer.importing.happenings import Found, ToolEvent
 from healer.importing.json_parts import objects
 from healer.importing.kernel_text import KernelGroups, KernelRecord
 from healer.importing.local_stamps import micros
-from healer.importing.source_text import Bytes, blocks, lines_in, pieces
+from healer.importing.source_text import Bytes, lines_of, pieces
 from healer.model import LineBook
 from healer.signals.alert_bodies import ALERT, NVSENTINEL
 from healer.signals.rejects import utc_time
@@ -120,8 +120,7 @@ def _records(file: Bytes, found: Found) -> Iterator[bytes]:
             found.tally.lines += 1
             yield raw
         return
-    for block in blocks(rest, found.tally):
-        yield from filter(bytes.strip, lines_in(block, found.tally))
+    yield from filter(bytes.strip, lines_of(rest, found.tally))
 
 
 class _Rest:

@@ -8,18 +8,19 @@ import getpass
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from healer.model.vocabulary import UserError
-from healer.text import Said, in_language, joined, say
+from healer.text import Said, in_language, joined, said_by, say
 from healer.text.language import current
 
 if TYPE_CHECKING:
     from sqlalchemy.exc import DBAPIError
 
+T = TypeVar("T")
 
 #: SQLSTATEs of PostgreSQL: there is no such table or column; this login lacks a right; a standby, which only
 #: reads.
@@ -96,6 +97,18 @@ def database_problem(error: "DBAPIError") -> Said | None:
 
 def not_one_of(given: str, choices: Iterable[str]) -> Said:
     return say("commands.not_one_of", given=given, known=joined(list(choices), "comma"))
+
+
+def assumed(options: Sequence[str], kind: type[T], **given: object) -> T:
+    """The figures of `--assume NAME=NUMBER` as this struct, with those given otherwise."""
+    import msgspec
+    import typer
+
+    pairs = {name: value for name, _, value in (option.partition("=") for option in options)}
+    try:
+        return msgspec.convert(pairs | given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(said_by(error), param_hint="--assume") from error
 
 
 def say_json(document: str | bytes) -> None:

@@ -1,19 +1,15 @@
 """`healer plan`: the figures behind a choice; nothing is changed."""
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import typer
 
-from healer.commands import print_line
+from healer.commands import assumed, print_line
 from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json, print_list
 from healer.model.vocabulary import UserError
-from healer.text import said_by, say
-
-if TYPE_CHECKING:
-    from healer.decisions.spares_plan import SparesAsked
+from healer.text import say
 
 #: The site's own rate is computed over this many days; fewer incidents than this are too few for one.
 _DAYS, _LEAST = 90, 10
@@ -45,7 +41,7 @@ def spares(
     json: bool = AS_JSON,
 ) -> None:
     """Show what spare nodes inside a job's allocation give in effective time and cost in idle GPUs."""
-    from healer.decisions.spares_plan import best_of, plans_up_to_best
+    from healer.decisions.spares_plan import SparesAsked, best_of, plans_up_to_best
 
     if job is not None or mtbf is None:
         with Client() as api:
@@ -53,7 +49,7 @@ def spares(
             mtbf = mtbf if mtbf is not None else _own_mtbf_h(api, cluster)
     if nodes is None:
         raise typer.BadParameter(say("commands.plan_needs_nodes"))
-    asked = _asked(nodes, mtbf, assume)
+    asked = assumed(assume, SparesAsked, nodes=nodes, mtbf_h=mtbf)
     plans = plans_up_to_best(asked)
     best = best_of(plans)
     if json:
@@ -72,16 +68,6 @@ _COLUMNS: dict[str, Column] = {
     "SWAPS/DAY": lambda plan: f"{plan['swaps_per_day']:.2f}",
     "REQUEUES/DAY": lambda plan: f"{plan['requeues_per_day']:.2f}",
 }
-
-
-def _asked(nodes: int, mtbf_h: float, assume: Sequence[str]) -> "SparesAsked":
-    from healer.decisions.spares_plan import SparesAsked
-
-    pairs = {name: value for name, _, value in (option.partition("=") for option in assume)}
-    try:
-        return msgspec.convert({**pairs, "nodes": nodes, "mtbf_h": mtbf_h}, SparesAsked, strict=False)
-    except msgspec.ValidationError as error:
-        raise typer.BadParameter(said_by(error), param_hint="--assume") from error
 
 
 def _nodes_of(api: Client, job: str, cluster: str | None) -> int:

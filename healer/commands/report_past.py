@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed, print_line, reading, say_document
+from healer.commands import Failed, assumed, print_line, reading, say_document
 from healer.model.site_past import Assumptions
 from healer.settings import load, rules_folder
 from healer.text import quoted, said_by, say
@@ -38,7 +38,7 @@ def report(
 
     if output is not None and output.suffix not in {".html", ".pdf"}:
         raise typer.BadParameter(say("commands.report_name"), param_hint="--output")
-    assumed = _assumed(assume)
+    assumptions = assumed(assume, Assumptions)
     settings = load()
     log_to_stderr()
     names = ", ".join(map(str, recordings))
@@ -46,7 +46,7 @@ def report(
         with reading(names):
             found = history.reported(
                 recordings, rules or rules_folder(settings), settings, samples=samples,
-                assumed=assumed,
+                assumed=assumptions,
             )  # fmt: skip
         if output is not None:
             with reading(output, writes=True):
@@ -57,16 +57,6 @@ def report(
         say_document(found)
     else:
         _print(found, output)
-
-
-def _assumed(options: list[str]) -> Assumptions:
-    import msgspec
-
-    pairs = {name: value for name, _, value in (option.partition("=") for option in options)}
-    try:
-        return msgspec.convert(pairs, Assumptions, strict=False)
-    except msgspec.ValidationError as error:
-        raise typer.BadParameter(said_by(error), param_hint="--assume") from error
 
 
 def _print(found: "PastReport", output: Path | None) -> None:

@@ -29,6 +29,7 @@ from healer.adapters.postgres.tables import (
     audit_records,
     audit_unsealed,
     event_feed,
+    unsealed_records,
 )
 from healer.model import AuditRecord, Checkpoint
 from healer.model.run import ChainLink
@@ -221,8 +222,7 @@ class PostgresChainSnapshot:
         return self._conn.scalar(sa.select(sa.func.count()).select_from(audit_unsealed)) or 0
 
     def unsealed_since(self) -> datetime | None:
-        waiting = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
-        return self._conn.scalar(sa.select(sa.func.min(audit_records.c.at)).select_from(waiting))
+        return self._conn.scalar(sa.select(sa.func.min(audit_records.c.at)).select_from(unsealed_records))
 
     def unsigned_since(self) -> dict[str, datetime]:
         table, chain = audit_checkpoints.c, audit_chain.c
@@ -300,8 +300,8 @@ class PostgresAudit(PostgresStore):
         return Page(items=[_sealed(row) for row in rows[:limit]], next_cursor=more)
 
     def chain(self, cluster: str) -> ChainState:
-        unsealed = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
-        waiting = sa.select(sa.func.count()).select_from(unsealed).where(audit_records.c.cluster == cluster)
+        count = sa.select(sa.func.count()).select_from(unsealed_records)
+        waiting = count.where(audit_records.c.cluster == cluster)
         table = audit_checkpoints.c
         newest = sa.select(audit_checkpoints).where(table.cluster == cluster).order_by(table.seq.desc())
         with reading(self._engine) as conn:

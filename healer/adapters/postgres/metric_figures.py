@@ -17,10 +17,9 @@ from healer.adapters.postgres.incident_counts import (
 )
 from healer.adapters.postgres.loops import RETIRED, WITNESS_PART
 from healer.adapters.postgres.retention import free_share
-from healer.adapters.postgres.run_rows import ENDED
+from healer.adapters.postgres.run_rows import DUE_SINCE, ENDED, is_due
 from healer.adapters.postgres.tables import (
     audit_records,
-    audit_unsealed,
     beats,
     deliveries,
     gate,
@@ -35,6 +34,7 @@ from healer.adapters.postgres.tables import (
     senders,
     slots,
     snapshots,
+    unsealed_records,
 )
 
 #: A sender that was heard within this time is at work: followers speak every 10 s, most exporters are
@@ -81,17 +81,13 @@ def _queues(now: datetime) -> Iterator[_Asked]:
         ("inbox_waiting", "inbox_oldest_seconds"),
         _waiting(now, inbox.c.cluster, inbox.c.arrived_at).where(inbox.c.consumed_at.is_(None)),
     )
-    unsealed = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
     yield (
         ("audit_unsealed_records", "audit_unsealed_oldest_seconds"),
-        _waiting(now, audit_records.c.cluster, audit_records.c.at).select_from(unsealed),
+        _waiting(now, audit_records.c.cluster, audit_records.c.at).select_from(unsealed_records),
     )
-    free = sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now)
-    ready = sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now)
-    since = sa.func.coalesce(runs.c.wake_at, runs.c.lease_until, runs.c.created_at)
     yield (
         ("runs_due", "runs_due_oldest_seconds"),
-        _waiting(now, runs.c.cluster, since).where(runs.c.state == "running", free, ready),
+        _waiting(now, runs.c.cluster, DUE_SINCE).where(*is_due(now)),
     )
     # At webhooks and at channels.
     for state, names in (

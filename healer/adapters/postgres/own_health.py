@@ -21,14 +21,15 @@ from healer.adapters.postgres.loops import (
 from healer.adapters.postgres.node_rows import read_controller
 from healer.adapters.postgres.outbox import all_deliveries
 from healer.adapters.postgres.retention import free_share
+from healer.adapters.postgres.run_rows import DUE_SINCE, is_due
 from healer.adapters.postgres.tables import (
     audit_records,
-    audit_unsealed,
     beats,
     inbox,
     runs,
     scrapes,
     snapshots,
+    unsealed_records,
 )
 from healer.ports.answers import Backlog, Pulse, SealState, Sink, Stored
 from healer.text import NO_WORDS, Said, from_stored
@@ -72,8 +73,7 @@ def seal_state(engine: sa.Engine, cluster: str) -> SealState:
 
 
 def _seal_state(conn: sa.Connection, cluster: str) -> SealState:
-    waiting = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
-    oldest = sa.select(sa.func.min(audit_records.c.at)).select_from(waiting)
+    oldest = sa.select(sa.func.min(audit_records.c.at)).select_from(unsealed_records)
     served = sa.select(beats.c.part, beats.c.at).where(
         beats.c.cluster == cluster, beats.c.part.startswith(WITNESS_PART), beats.c.at > RETIRED
     )
@@ -105,17 +105,12 @@ def stored(engine: sa.Engine, cluster: str, now: datetime) -> Stored:
 
 
 def _backlogs(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Backlog]:
-    due = [runs.c.cluster == cluster, runs.c.state == "running"]
-    free = sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now)
-    ready = sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now)
-    since = sa.func.coalesce(runs.c.wake_at, runs.c.lease_until, runs.c.created_at)
-    unsealed = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
     signals = _waiting(inbox.c.arrived_at).where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None))
-    records = _waiting(audit_records.c.at).select_from(unsealed).where(audit_records.c.cluster == cluster)
+    records = _waiting(audit_records.c.at).select_from(unsealed_records)
     queues = {
         "Signals for the detector": signals,
-        "Runs for the workers": _waiting(since).where(*due, free, ready),
-        "Audit records for the seal": records,
+        "Runs for the workers": _waiting(DUE_SINCE).where(runs.c.cluster == cluster, *is_due(now)),
+        "Audit records for the seal": records.where(audit_records.c.cluster == cluster),
     }
     for name, query in queues.items():
         count, oldest = conn.execute(query).one()

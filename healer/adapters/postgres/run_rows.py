@@ -34,6 +34,16 @@ from healer.text import from_stored, to_stored
 
 #: As in the index `runs_active`.
 ENDED = ["done", "undone", "rejected", "cancelled"]
+#: Since when a run waits for a worker.
+DUE_SINCE = sa.func.coalesce(runs.c.wake_at, runs.c.lease_until, runs.c.created_at)
+
+
+def is_due(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+    """Of a run that waits for a worker."""
+    free = sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now)
+    ready = sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now)
+    return runs.c.state == "running", free, ready
+
 
 _ENTRIES = sa.text("""
 INSERT INTO run_log (run, at, step, event, doc)

@@ -627,6 +627,7 @@ audit_records = _table(
 audit_unsealed = _table(
     "audit_unsealed", sa.Column("record", sa.BigInteger, primary_key=True, autoincrement=False)
 )
+unsealed_records = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
 
 audit_chain = _table(
     "audit_chain",

@@ -8,13 +8,13 @@ from healer import bootstrap
 from healer.adapters.postgres.token_book import accounts_ending, tokens_of_no_person
 from healer.adapters.slurm.token_proof import MADE_UP, RestTokens, TokensUnchecked
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import Look, name_few, open_database
+from healer.bootstrap.doctor_checks import NAMED, Look, open_database
 from healer.ports.break_glass import GlassState
 from healer.ports.callers import CredentialRefused
 from healer.ports.request_errors import Unavailable
 from healer.ports.service_accounts import TokenRow, ending
 from healer.settings import ON, Settings, SettingsError
-from healer.text import quoted, said_by, say
+from healer.text import name_some, quoted, said_by, say
 
 
 def look_at_access(settings: Settings) -> list[Look]:
@@ -71,7 +71,7 @@ def _checks_tokens(url: str, cluster: str | None) -> Look:
 
 def person_look(names: list[str]) -> Look:
     """`names`: of tokens above viewer that may only read; at least one."""
-    text = say("doctor.tokens_unowned", names=name_few(names))
+    text = say("doctor.tokens_unowned", names=name_some(names, NAMED))
     return Look(say("doctor.tokens"), False, text, say("doctor.tokens_unowned_repair"))
 
 

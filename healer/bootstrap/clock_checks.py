@@ -8,9 +8,9 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.sample_reads import clock_skews
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import Look, ask_database, managed_clusters, name_few
+from healer.bootstrap.doctor_checks import NAMED, Look, ask_database, managed_clusters
 from healer.settings import Settings
-from healer.text import NO_WORDS, say
+from healer.text import NO_WORDS, name_some, say
 
 #: Heartbeats come every 10 s; the one with the least delay counts.
 _HEARD_WITHIN = timedelta(minutes=5)
@@ -58,7 +58,7 @@ def node_clocks(cluster: str, skews: Mapping[str, float]) -> Look:
     text = say("doctor.nodes_in_time", cluster=cluster, good=len(skews) - len(off), nodes=len(skews))
     if not off:
         return Look(name, True, text, NO_WORDS)
-    few = name_few([say("doctor.node_clock_off", node=node, seconds=skews[node]) for node in off])
+    few = name_some([say("doctor.node_clock_off", node=node, seconds=skews[node]) for node in off], NAMED)
     return Look(
         name, False, say("doctor.nodes_out_of_time", text=text, nodes=few), say("doctor.node_clocks_repair")
     )

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tables import audit_records, inbox, incidents, senders, tokens
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import Look, ask_database, managed_clusters, name_few, valid_rules
+from healer.bootstrap.doctor_checks import NAMED, Look, ask_database, managed_clusters, valid_rules
 from healer.model import Mode, SlurmNode, SlurmSnapshot
 from healer.settings import Settings
-from healer.text import NO_WORDS, Said, joined, say
+from healer.text import NO_WORDS, Said, joined, name_some, say
 
 #: The follower's heartbeat is due every 10 s.
 HEARD_WITHIN = timedelta(minutes=1)
@@ -77,14 +77,14 @@ def coverage(cluster: str, nodes: Iterable[SlurmNode], heard: Heard, now: dateti
     silent = sum(map(len, whys.values()))
     text = say("doctor.heard", heard=len(listed) - silent, nodes=len(listed), cluster=cluster)
     if whys:
-        groups = [say("doctor.because", text=name_few(names), why=why) for why, names in whys.items()]
+        groups = [say("doctor.because", text=name_some(names, NAMED), why=why) for why, names in whys.items()]
         text = say("doctor.not_heard", text=text, nodes=joined(groups, "semicolon"))
     looks = [Look(say("doctor.nodes"), True, text, say("doctor.nodes_repair") if whys else NO_WORDS)]
     if heard.hooks:
         unhooked = [node.name for node in listed if node.name not in heard.hooks]
         text = say("doctor.hooked", heard=len(listed) - len(unhooked), nodes=len(listed), cluster=cluster)
         if unhooked:
-            text = say("doctor.not_hooked", text=text, nodes=name_few(unhooked))
+            text = say("doctor.not_hooked", text=text, nodes=name_some(unhooked, NAMED))
         looks.append(Look(say("doctor.hooks"), True, text, say("doctor.hooks_try") if unhooked else NO_WORDS))
     return looks
 
@@ -130,5 +130,5 @@ def unused_rules(names: list[str], fired: set[str], since: datetime) -> Look:
     text = say("doctor.rules_used_since", used=used, rules=len(names), since=f"{since:%Y-%m-%d}")
     if not never:
         return Look(name, True, text)
-    text = say("doctor.rules_unused", text=text, names=name_few(never))
+    text = say("doctor.rules_unused", text=text, names=name_some(never, NAMED))
     return Look(name, True, text, say("doctor.rules_unused_hint"))

@@ -123,13 +123,7 @@ def valid_rules(settings: Settings) -> Ruleset | None:
 
 
 #: Names that a check prints.
-_NAMED = 5
-
-
-def name_few(names: Sequence[str]) -> Said:
-    if len(names) <= _NAMED:
-        return joined(names, "comma")
-    return say("words.and_more", names=joined(names[:_NAMED], "comma"), n=len(names) - _NAMED)
+NAMED = 5
 
 
 def look_at_slurm(settings: ExecutorSettings) -> list[Look]:
@@ -333,7 +327,7 @@ def _guards_of_nothing(db: sa.Engine, settings: Settings) -> list[Look]:
         Look(
             say("doctor.guards"),
             False,
-            say(f"doctor.guards_of_no_{kind}", names=name_few(sorted(names))),
+            say(f"doctor.guards_of_no_{kind}", names=name_some(sorted(names), NAMED)),
             say("doctor.guards_named"),
         )
         for kind, names in absent.items()
@@ -385,7 +379,7 @@ def _routes_of_nothing(settings: Settings, rules: Ruleset) -> list[Look]:
     lost = sorted(glob for glob in globs if not any(fits_any(cluster, (glob,)) for cluster in clusters))
     if not clusters or not lost:
         return []
-    text = say("doctor.routes_of_no_clusters", names=name_few(lost))
+    text = say("doctor.routes_of_no_clusters", names=name_some(lost, NAMED))
     return [Look(say("doctor.routes"), False, text, say("doctor.routes_named"))]
 
 
@@ -476,7 +470,7 @@ def look_at_rules(settings: Settings) -> list[Look]:
         rules = ruleset.load(folder)
     except ruleset.RulesInvalid as error:
         problems = [problem.sentence() for problem in error.problems]
-        return [Look(name, False, name_some(problems, _NAMED), say("doctor.rules_repair"))]
+        return [Look(name, False, name_some(problems, NAMED), say("doctor.rules_repair"))]
     counts = {"rules": len(rules.rules), "playbooks": len(rules.playbooks)}
     return [Look(name, True, say("doctor.rules_well", folder=str(folder), **counts))]
 

@@ -12,12 +12,12 @@ from healer.adapters.postgres.node_rows import cluster_names
 from healer.adapters.postgres.own_health import seal_state
 from healer.adapters.postgres.tables import audit_records, tokens
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import Look, ask_database, name_few, unreadable
+from healer.bootstrap.doctor_checks import NAMED, Look, ask_database, unreadable
 from healer.embedded.postgres import connections_needed
 from healer.model.run import BACKED_UP, BACKUP
 from healer.observations.seal_state import SealState, seal_problems
 from healer.settings import Settings
-from healer.text import NO_WORDS, Said, joined, say
+from healer.text import NO_WORDS, Said, joined, name_some, say
 
 #: A disk that is full sooner, or has less than this share free, is a fault.
 FULL_WITHIN_DAYS, FREE_SHARE = 30, 0.1
@@ -219,5 +219,5 @@ def ending_tokens(found: list[Token], now: datetime) -> list[Look]:
     )
     if not soon:
         return []
-    named = name_few([say("doctor.token_on", name=name, day=f"{end:%Y-%m-%d}") for end, name in soon])
+    named = name_some([say("doctor.token_on", name=name, day=f"{end:%Y-%m-%d}") for end, name in soon], NAMED)
     return [Look(say("doctor.tokens_end"), False, named, say("doctor.tokens_end_repair"))]

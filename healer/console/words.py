@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from healer.text import Said, capital, joined, name_some, quoted, say
+from healer.text import Said, capital, joined, quoted, say
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -127,11 +127,6 @@ def numbers(found: Sequence[int]) -> Said:
     if len(found) > 2 and found[-1] - found[0] == len(found) - 1:
         return say("words.range", first=found[0], last=found[-1])
     return joined(map(str, found), "comma")
-
-
-def names(items: Sequence[str], show: int = 3, count: int | None = None) -> Said:
-    """`gpu1, gpu2, gpu3 and 61 more`."""
-    return name_some(items, show, count)
 
 
 #: Units that are not printed: `98%` and `3 GPUs`, but `1.18` for a ratio.

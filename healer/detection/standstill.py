@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from healer.model import Component
 from healer.observations.step_columns import BETWEEN, COLLECTIVE, COMPUTE, RESTS, UNREPORTED
 from healer.observations.steps import JobSteps, Places
-from healer.text import Said, joined, say
+from healer.text import Said, name_some, say
 
 #: A stuck rank reports its state every 10 s; an older report is stale.
 FRESH_S = 45.0
@@ -120,9 +120,7 @@ def missing_text(stand: Standstill, places: Places) -> Said:
         )
         for index in absent[:_NAMED].tolist()
     ]
-    who = joined(shown, "comma")
-    if len(absent) > _NAMED:
-        who = say("words.and_more", names=who, n=len(absent) - _NAMED)
+    who = name_some(shown, _NAMED, len(absent))
     return say("detection.ranks_in_step", step=stand.step, there=there, missing=who)
 
 

@@ -13,7 +13,7 @@ from healer.model.telemetry import ScrapeState
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Backlog, Queue, SelfHealth, SendersHeard, Sink, Standing
 from healer.ports.callers import enrolled_name
-from healer.text import joined, quoted, say
+from healer.text import joined, name_some, quoted, say
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)
@@ -226,7 +226,7 @@ def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row
         text = say("console.health_none_quiet", sends=words.counted(senders.tokens, "sender"))
         if senders.silent:
             named = dict.fromkeys(sender.node or sender.who for sender, silent in senders.heard if silent)
-            names = words.names([*named], SENDERS_NAMED, senders.silent)
+            names = name_some([*named], SENDERS_NAMED, senders.silent)
             text = say("console.health_not_heard_from", names=names)
         yield _row("senders", not senders.silent, text, href="/signals")
     fresh = sorted((row for row in arrives.losses if row.fresh), key=lambda row: -row.entries)
@@ -244,7 +244,7 @@ def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row
 def _scraped(scrape: ScrapeState) -> Iterator[Row]:
     down = [target.target for target in scrape.targets if target.up is False]
     if down:
-        text = say("console.health_down", down=len(down), text=words.names(down, SENDERS_NAMED))
+        text = say("console.health_down", down=len(down), text=name_some(down, SENDERS_NAMED))
     else:
         up = sum(target.up is True for target in scrape.targets)
         text = say("console.health_up", up=up, counted=words.counted(len(scrape.targets), "target"))

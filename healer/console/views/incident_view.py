@@ -42,7 +42,7 @@ from healer.model import (
 from healer.model.incident import Similarity
 from healer.model.slurm import SLURM, is_ours
 from healer.ports.answers import RunRecord, Standing
-from healer.text import joined, quoted, say, unstopped
+from healer.text import joined, name_some, quoted, say, unstopped
 
 #: What a step does, where its name is that.
 _VERBS = frozenset(Verb)
@@ -125,7 +125,7 @@ def _known_bad(incident: Incident) -> str:
     bad = incident.bad_nodes
     if len(bad) == 1:
         return say("console.incident_known_bad_still_service", bad=bad[0])
-    return say("console.incident_nodes_are_known_bad_still", bad=len(bad), names=words.names(bad, 5))
+    return say("console.incident_nodes_are_known_bad_still", bad=len(bad), names=name_some(bad, 5))
 
 
 def _why_in_service(detail: IncidentRecord) -> str:
@@ -197,7 +197,7 @@ def affected(parts: tuple[Component, ...], show: int = 8) -> str:
         say("console.incident_gpu", name=name, numbers=words.numbers(sorted(found))) if found else name
         for name, found in gpus.items()
     ]
-    return words.names(named, show)
+    return name_some(named, show)
 
 
 #: Nodes and jobs that the page names; a fault of the fleet has a thousand.
@@ -297,7 +297,7 @@ def _job(
         user=shown.user if shown else hit.user if hit else "",
         partition=shown.partition if shown else "",
         state=state,
-        nodes=words.bracketed(nodes, words.names(shown.nodes)) if shown and nodes else "",
+        nodes=words.bracketed(nodes, name_some(shown.nodes, 3)) if shown and nodes else "",
         restarts=shown.restarts if shown else 0,
         gpus=words.counted(hit.gpus, "gpu") if hit and hit.gpus else "",
         lost=loss_text(hit) if hit else "",
@@ -327,7 +327,7 @@ def incident_row(incident: Incident, asking: Mapping[str, Run], now: datetime) -
     return Shown(
         incident=incident,
         place=place(incident.root),
-        jobs=words.names(incident.jobs_hit, 2),
+        jobs=name_some(incident.jobs_hit, 2),
         left=left,
         tone=tone,
     )

@@ -19,7 +19,7 @@ from healer.model.goodput import Spent
 from healer.observations import step_grid
 from healer.observations.step_grid import SLOW, Matrix, RankPace, StepGrid
 from healer.ports.answers import GoodputSum
-from healer.text import joined, quoted, say
+from healer.text import joined, name_some, quoted, say
 
 #: More ranks than that are drawn as nodes.
 RANK_ROWS = 256
@@ -179,7 +179,7 @@ def facts(shown: SlurmJob) -> list[tuple[str, str]]:
         (say("console.job_held_by"), _HOLDERS.get(shown.held_by, "")),
         (say("console.job_slurm_says"), shown.why),
         (say("console.job_federation"), _federation(shown)),
-        (say("console.job_must_not_use"), words.names(shown.excluded, 8) if shown.excluded else ""),
+        (say("console.job_must_not_use"), name_some(shown.excluded, 8) if shown.excluded else ""),
         (say("console.job_reservation"), shown.reservation),
         (say("console.job_depends"), shown.dependency),
         (say("console.job_goes_without_failed_node"), "yes" if shown.no_kill else ""),

@@ -14,7 +14,7 @@ from healer.console.views.runs_view import RunRow, asks, last_decision, run_row
 from healer.incidents.incident_verdict import place
 from healer.model import AnswerKind, Incident, IncidentState, Role, Run, Severity, SlurmJob
 from healer.ports.answers import OpenIncident, RunRecord, Standing
-from healer.text import joined, quoted, say
+from healer.text import joined, name_some, quoted, say
 
 #: Jobs that a row names.
 _JOBS = 2
@@ -109,7 +109,7 @@ def _jobs(incident: Incident) -> str:
         say("console.queue_of", job=job, users=users[job]) if job in users else job
         for job in incident.jobs_hit
     ]
-    return words.names(named, _JOBS)
+    return name_some(named, _JOBS)
 
 
 def _doing(incident: Incident, run: Run | None, now: datetime) -> tuple[str, str, str]:

@@ -12,7 +12,7 @@ from healer.console import words
 from healer.console.views.report_charts_view import Span, buckets, ticks
 from healer.console.views.svg_charts import Kind, Series, SvgChart, Unit
 from healer.model.site_past import SILENT_DAYS, WAIT_MOST, Answer, Death, Hold, PastReport
-from healer.text import Said, say
+from healer.text import Said, name_some, say
 
 #: Rows of one table; `--json` has all.
 ROWS_MOST = 200
@@ -332,7 +332,7 @@ def _slow(report: PastReport) -> Chapter:
         say("past.head_for"): lambda row: Cell(
             "" if row["closed"] is None else words.span(_seconds(row["opened"], row["closed"]))
         ),
-        say("past.head_jobs"): lambda row: _theirs(words.names([str(job) for job in row["jobs_hit"]], 5)),
+        say("past.head_jobs"): lambda row: _theirs(name_some([str(job) for job in row["jobs_hit"]], 5)),
     }
     blind = [name for name in ("steps", "metrics") if name in report.blind]
     return Chapter(
@@ -364,7 +364,7 @@ def _silence(report: PastReport) -> Chapter:
     columns: Columns = {
         say("past.head_days"): lambda each: _theirs(f"{each.first} – {each.last}"),
         say("past.head_nodes"): lambda each: _number(len(each.nodes)),
-        say("past.head_which"): lambda each: _theirs(words.names(each.nodes, 5)),
+        say("past.head_which"): lambda each: _theirs(name_some(each.nodes, 5)),
     }
     return Chapter(
         id="silence", title=say("past.silence"), note=say("past.silence_note", days=SILENT_DAYS),
@@ -459,7 +459,7 @@ def _deaths(report: PastReport) -> Chapter:
         say("past.head_since"): lambda death: _theirs("" if death.start is None else _time(death.start)),
         say("past.head_died_at"): lambda death: _theirs(_time(death.end)),
         say("past.head_gpus"): lambda death: Cell(words.number(death.gpus) if death.gpus else "?"),
-        say("past.head_which"): lambda death: _theirs(words.names(death.nodes, 5)),
+        say("past.head_which"): lambda death: _theirs(name_some(death.nodes, 5)),
     }
     deaths = [death for death in report.deaths if death.number in linked]
     anchors = [f"j-{death.number}" for death in deaths]

@@ -37,11 +37,6 @@ def test_times_of_another_zone_are_shown_in_utc() -> None:
     assert words.utc(there) == "2026-11-20 03:00:00 UTC"
 
 
-def test_names_are_cut() -> None:
-    assert words.names(["a", "b"]) == "a, b"
-    assert words.names([str(number) for number in range(64)]) == "0, 1, 2 and 61 more"
-
-
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1_000, "1.0 kB"), (18_531, "18.5 kB"), (67_108_864, "67.1 MB"),

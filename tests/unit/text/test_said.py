@@ -18,6 +18,7 @@ from healer.text import (
     from_stored,
     in_language,
     joined,
+    name_some,
     quoted,
     read_said,
     said_by,
@@ -100,6 +101,11 @@ def test_words_of_others_are_looked_up_after_they_were_stored_too():
 )
 def test_and(parts: tuple[str, ...], text: str):
     assert joined(parts, "and") == text
+
+
+def test_names_are_cut():
+    assert name_some(["a", "b"], 3) == "a, b"
+    assert name_some([str(number) for number in range(64)], 3) == "0, 1, 2 and 61 more"
 
 
 def test_forms_hold_in_every_language():

@@ -8,7 +8,7 @@ from healer import bootstrap
 from healer.adapters.postgres.token_book import accounts_ending, tokens_of_no_person
 from healer.adapters.slurm.token_proof import MADE_UP, RestTokens, TokensUnchecked
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import NAMED, Look, open_database
+from healer.bootstrap.doctor_checks import NAMED, Check, open_database
 from healer.ports.break_glass import GlassState
 from healer.ports.callers import CredentialRefused
 from healer.ports.request_errors import Unavailable
@@ -17,7 +17,7 @@ from healer.settings import ON, Settings, SettingsError
 from healer.text import name_some, quoted, said_by, say
 
 
-def look_at_access(settings: Settings) -> list[Look]:
+def check_access(settings: Settings) -> list[Check]:
     """Empty if the database does not answer, has older tables or keeps these from this login, which another
     check reports."""
     now = SystemClock().now()
@@ -27,27 +27,29 @@ def look_at_access(settings: Settings) -> list[Look]:
                 return []
             state = bootstrap.emergency(settings, db, "").state()
             unowned = tokens_of_no_person(db, now, provided=bootstrap.has_provider(settings))
-            looks = [glass_look(state, now), *account_looks(accounts_ending(db, now), now)]
-            return looks + ([person_look(unowned)] if unowned else [])
+            results = [break_glass_check(state, now), *account_checks(accounts_ending(db, now), now)]
+            return results + ([unowned_tokens_check(unowned)] if unowned else [])
     except (SettingsError, SQLAlchemyError, Unavailable):
         return []
 
 
-def glass_look(state: GlassState, now: datetime) -> Look:
+def break_glass_check(state: GlassState, now: datetime) -> Check:
     name, seal = say("doctor.break_glass"), say("doctor.seal_repair")
     if state.is_open(now):
         until, reason = f"{state.until:%H:%M} UTC", quoted(state.reason)
         text = say("doctor.glass_open", who=state.used_by, until=until, reason=reason)
-        return Look(name, False, text, say("doctor.glass_end"))
+        return Check(name, False, text, say("doctor.glass_end"))
     if state.used_at is not None:
         text = say("doctor.glass_used", who=state.used_by, at=f"{state.used_at:%Y-%m-%d %H:%M} UTC")
-        return Look(name, False, text, seal)
+        return Check(name, False, text, seal)
     if not state.is_whole:
-        return Look(name, True, say("doctor.glass_none"), seal)
-    return Look(name, True, say("doctor.glass_ready", day=f"{state.sealed_at:%Y-%m-%d}", who=state.sealed_by))
+        return Check(name, True, say("doctor.glass_none"), seal)
+    return Check(
+        name, True, say("doctor.glass_ready", day=f"{state.sealed_at:%Y-%m-%d}", who=state.sealed_by)
+    )
 
 
-def look_at_slurm_login(settings: Settings) -> list[Look]:
+def check_slurm_login(settings: Settings) -> list[Check]:
     """Whether the slurmrestd by which people sign in looks at their tokens."""
     return [
         _checks_tokens(each.slurm_rest_url, each.cluster)
@@ -56,28 +58,28 @@ def look_at_slurm_login(settings: Settings) -> list[Look]:
     ]
 
 
-def _checks_tokens(url: str, cluster: str | None) -> Look:
+def _checks_tokens(url: str, cluster: str | None) -> Check:
     name = say("doctor.slurm_sign_in")
     try:
         RestTokens(url, cluster=cluster, timeout_s=bootstrap.SLURM_TIMEOUT_S).owner(MADE_UP)
     except TokensUnchecked as error:
-        return Look(name, False, said_by(error))
+        return Check(name, False, said_by(error))
     except CredentialRefused:
-        return Look(name, True, say("doctor.slurm_sign_in_well", url=url))
+        return Check(name, True, say("doctor.slurm_sign_in_well", url=url))
     except Unavailable as error:
-        return Look(name, False, said_by(error), say("doctor.slurm_sign_in_repair"))
+        return Check(name, False, said_by(error), say("doctor.slurm_sign_in_repair"))
     raise AssertionError("a made-up token was proven")
 
 
-def person_look(names: list[str]) -> Look:
+def unowned_tokens_check(names: list[str]) -> Check:
     """`names`: of tokens above viewer that may only read; at least one."""
     text = say("doctor.tokens_unowned", names=name_some(names, NAMED))
-    return Look(say("doctor.tokens"), False, text, say("doctor.tokens_unowned_repair"))
+    return Check(say("doctor.tokens"), False, text, say("doctor.tokens_unowned_repair"))
 
 
-def account_looks(rows: list[TokenRow], now: datetime) -> list[Look]:
+def account_checks(rows: list[TokenRow], now: datetime) -> list[Check]:
     return [
-        Look(
+        Check(
             say("doctor.account", name=row.name),
             row.is_in_force(now),
             say(

@@ -27,7 +27,7 @@ from healer.adapters.signing import KEY_FILE
 from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
 from healer.bootstrap import database
 from healer.bootstrap.all_checks import checks_of
-from healer.bootstrap.doctor_checks import Look, open_database
+from healer.bootstrap.doctor_checks import Check, open_database
 from healer.bootstrap.pseudonyms import Pseudonyms, names_in
 from healer.bootstrap.scrubbing import REMOVED, Scrubber
 from healer.embedded.running import unchecked_tls
@@ -52,7 +52,7 @@ _AWAY = (SQLAlchemyError, EmbeddedError, SettingsError, Unavailable, Conflict, I
 class Wanted(NamedTuple):
     """`document`: makes the JSON of a check. `pseudonymise`: replaces persons, nodes, users and jobs."""
 
-    document: Callable[[Look], Mapping[str, object]]
+    document: Callable[[Check], Mapping[str, object]]
     pseudonymise: bool = False
     incidents: int = INCIDENTS
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.sample_reads import clock_skews
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import NAMED, Look, ask_database, managed_clusters
+from healer.bootstrap.doctor_checks import NAMED, Check, ask_database, managed_clusters
 from healer.settings import Settings
 from healer.text import NO_WORDS, name_some, say
 
@@ -20,7 +20,7 @@ NODE_CLOCK_S = 5.0
 _TIME_ERROR, _TIMEX_BYTES = 5, 512
 
 
-def look_at_clocks(settings: Settings) -> list[Look]:
+def check_clocks(settings: Settings) -> list[Check]:
     """The database's clock is another check's."""
     since = SystemClock().now() - _HEARD_WITHIN
 
@@ -41,24 +41,24 @@ def is_synchronised() -> bool | None:
     return None if state < 0 else state != _TIME_ERROR
 
 
-def own_clock(synchronised: bool | None) -> Look:
+def own_clock(synchronised: bool | None) -> Check:
     """Never a failure: a hypervisor may keep the clock of its guest without a word to the kernel."""
     name = say("doctor.own_clock")
     if synchronised is None:
-        return Look(name, True, say("doctor.clock_unknown"))
+        return Check(name, True, say("doctor.clock_unknown"))
     if synchronised:
-        return Look(name, True, say("doctor.clock_kept"))
-    return Look(name, True, say("doctor.clock_alone"), say("doctor.clock_alone_repair"))
+        return Check(name, True, say("doctor.clock_kept"))
+    return Check(name, True, say("doctor.clock_alone"), say("doctor.clock_alone_repair"))
 
 
-def node_clocks(cluster: str, skews: Mapping[str, float]) -> Look:
+def node_clocks(cluster: str, skews: Mapping[str, float]) -> Check:
     name = say("doctor.node_clocks")
     worst = sorted(skews, key=lambda node: (-abs(skews[node]), node))
     off = [node for node in worst if abs(skews[node]) >= NODE_CLOCK_S]
     text = say("doctor.nodes_in_time", cluster=cluster, good=len(skews) - len(off), nodes=len(skews))
     if not off:
-        return Look(name, True, text, NO_WORDS)
+        return Check(name, True, text, NO_WORDS)
     few = name_some([say("doctor.node_clock_off", node=node, seconds=skews[node]) for node in off], NAMED)
-    return Look(
+    return Check(
         name, False, say("doctor.nodes_out_of_time", text=text, nodes=few), say("doctor.node_clocks_repair")
     )

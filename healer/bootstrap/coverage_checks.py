@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tables import audit_records, inbox, incidents, senders, tokens
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import NAMED, Look, ask_database, managed_clusters, valid_rules
+from healer.bootstrap.doctor_checks import NAMED, Check, ask_database, managed_clusters, valid_rules
 from healer.model import Mode, SlurmNode, SlurmSnapshot
 from healer.settings import Settings
 from healer.text import NO_WORDS, Said, joined, name_some, say
@@ -31,7 +31,7 @@ class Heard(NamedTuple):
     enrolled: frozenset[str]
 
 
-def look_at_coverage(settings: Settings) -> list[Look]:
+def check_coverage(settings: Settings) -> list[Check]:
     """Never a failure: a site may not run the follower, and a node may be down."""
     now = SystemClock().now()
 
@@ -41,10 +41,10 @@ def look_at_coverage(settings: Settings) -> list[Look]:
         return [(name, snapshots.read(conn, name), _heard(conn, name, now)) for name in clusters]
 
     return [
-        look
+        result
         for name, picture, heard in ask_database(settings, ask) or []
         if picture is not None
-        for look in coverage(name, picture.gpu_nodes, heard, now)
+        for result in coverage(name, picture.gpu_nodes, heard, now)
     ]
 
 
@@ -67,7 +67,7 @@ def _heard(conn: sa.Connection, cluster: str, now: datetime) -> Heard:
     )
 
 
-def coverage(cluster: str, nodes: Iterable[SlurmNode], heard: Heard, now: datetime) -> list[Look]:
+def coverage(cluster: str, nodes: Iterable[SlurmNode], heard: Heard, now: datetime) -> list[Check]:
     """One check for followers, and one for hooks once any hook was heard."""
     listed = sorted(nodes, key=lambda node: node.name)
     whys: dict[Said, list[str]] = defaultdict(list)
@@ -79,14 +79,16 @@ def coverage(cluster: str, nodes: Iterable[SlurmNode], heard: Heard, now: dateti
     if whys:
         groups = [say("doctor.because", text=name_some(names, NAMED), why=why) for why, names in whys.items()]
         text = say("doctor.not_heard", text=text, nodes=joined(groups, "semicolon"))
-    looks = [Look(say("doctor.nodes"), True, text, say("doctor.nodes_repair") if whys else NO_WORDS)]
+    results = [Check(say("doctor.nodes"), True, text, say("doctor.nodes_repair") if whys else NO_WORDS)]
     if heard.hooks:
         unhooked = [node.name for node in listed if node.name not in heard.hooks]
         text = say("doctor.hooked", heard=len(listed) - len(unhooked), nodes=len(listed), cluster=cluster)
         if unhooked:
             text = say("doctor.not_hooked", text=text, nodes=name_some(unhooked, NAMED))
-        looks.append(Look(say("doctor.hooks"), True, text, say("doctor.hooks_try") if unhooked else NO_WORDS))
-    return looks
+        results.append(
+            Check(say("doctor.hooks"), True, text, say("doctor.hooks_try") if unhooked else NO_WORDS)
+        )
+    return results
 
 
 def _why_silent(node: SlurmNode, heard: Heard, now: datetime) -> Said:
@@ -110,7 +112,7 @@ def _ago(age: timedelta) -> Said:
     return say("doctor.age_1_to_5_min") if minutes < 5 else say("doctor.age_5_to_15_min")
 
 
-def look_at_unused_rules(settings: Settings) -> list[Look]:
+def check_unused_rules(settings: Settings) -> list[Check]:
     """Names the rules that never opened an incident: for most, that is good news."""
     if (rules := valid_rules(settings)) is None:
         return []
@@ -124,11 +126,11 @@ def look_at_unused_rules(settings: Settings) -> list[Look]:
     return [unused_rules(names, fired, since)] if since is not None else []
 
 
-def unused_rules(names: list[str], fired: set[str], since: datetime) -> Look:
+def unused_rules(names: list[str], fired: set[str], since: datetime) -> Check:
     never = sorted(name for name in names if name not in fired)
     name, used = say("doctor.rules_used"), len(names) - len(never)
     text = say("doctor.rules_used_since", used=used, rules=len(names), since=f"{since:%Y-%m-%d}")
     if not never:
-        return Look(name, True, text)
+        return Check(name, True, text)
     text = say("doctor.rules_unused", text=text, names=name_some(never, NAMED))
-    return Look(name, True, text, say("doctor.rules_unused_hint"))
+    return Check(name, True, text, say("doctor.rules_unused_hint"))

@@ -45,9 +45,9 @@ OLDEST_POSTGRES = 15
 CLOCK_S = 1.0
 
 
-class Look(NamedTuple):
-    """The result of one check; `repair` says what to do about it. `fix` does it, where that is safe and loses
-    nothing; it may raise OSError."""
+class Check(NamedTuple):
+    """One check and its result; `repair` says what to do about it. `fix` does it, where that is safe and
+    loses nothing; it may raise OSError."""
 
     name: Said
     ok: bool
@@ -61,14 +61,14 @@ class Look(NamedTuple):
         return "fail" if not self.ok else "note" if self.repair else "ok"
 
 
-def each_cluster(settings: ExecutorSettings, look: Callable[[ExecutorSettings], list[Look]]) -> list[Look]:
+def each_cluster(settings: ExecutorSettings, check: Callable[[ExecutorSettings], list[Check]]) -> list[Check]:
     """The checks of each cluster, prefixed with its name where there are several."""
     return [
         found._replace(name=say("doctor.of_cluster", cluster=cluster.cluster, text=found.name))
         if settings.clusters
         else found
         for cluster in settings.each()
-        for found in look(cluster)
+        for found in check(cluster)
     ]
 
 
@@ -126,14 +126,14 @@ def valid_rules(settings: Settings) -> Ruleset | None:
 NAMED = 5
 
 
-def look_at_slurm(settings: ExecutorSettings) -> list[Look]:
+def check_slurm(settings: ExecutorSettings) -> list[Check]:
     """Checks each configured adapter of Slurm, without changing anything."""
     return each_cluster(settings, _slurm_of_cluster)
 
 
-def _slurm_of_cluster(settings: ExecutorSettings) -> list[Look]:
+def _slurm_of_cluster(settings: ExecutorSettings) -> list[Check]:
     chain = bootstrap.slurm_reads(settings, cluster=settings.cluster)
-    found: list[Look] = []
+    found: list[Check] = []
     answered = False
     for adapter in chain.adapters:
         name = say("doctor.slurm_adapter", adapter=adapter.name)
@@ -145,87 +145,87 @@ def _slurm_of_cluster(settings: ExecutorSettings) -> list[Look]:
             )
             # slurmrestd answers both even for a token that slurmctld refuses.
             adapter.controller()
-            found.append(Look(name, True, text))
+            found.append(Check(name, True, text))
         except SchedulerError as error:
-            found.append(Look(name, False, said_by(error), say(f"doctor.adapter_{adapter.name}")))
+            found.append(Check(name, False, said_by(error), say(f"doctor.adapter_{adapter.name}")))
             continue
         answered = True
     return found + _together(chain) if answered else found
 
 
-def _together(chain: PreferredReads[SlurmReads]) -> list[Look]:
+def _together(chain: PreferredReads[SlurmReads]) -> list[Check]:
     try:
         cluster, nodes = chain.cluster_name(), chain.snapshot().nodes.values()
         lacks = chain.unavailable()
     except SchedulerError as error:
-        return [Look(say("doctor.slurm"), False, said_by(error), say("doctor.slurm_repair"))]
+        return [Check(say("doctor.slurm"), False, said_by(error), say("doctor.slurm_repair"))]
     gpus = sum(1 for node in nodes if node.gpus)
     text = say("doctor.slurm_nodes", cluster=cluster, count=len(nodes), gpus=gpus)
     repair = NO_WORDS if gpus else say("doctor.slurm_no_gpus")
-    found = [Look(say("doctor.slurm"), gpus > 0, text, repair)]
+    found = [Check(say("doctor.slurm"), gpus > 0, text, repair)]
     if lacks:
         calls = [say("doctor.because", text=call, why=quoted(why)) for call, why in lacks.items()]
         text = say("doctor.slurm_verbs_lack", calls=joined(calls, "semicolon"))
-        found.append(Look(say("doctor.slurm_verbs"), True, text, say("doctor.slurm_verbs_repair")))
+        found.append(Check(say("doctor.slurm_verbs"), True, text, say("doctor.slurm_verbs_repair")))
     return found
 
 
-def _token(settings: Settings) -> Look:
+def _token(settings: Settings) -> Check:
     """Checks the lifetime of slurmrestd's token."""
     name, now = say("doctor.slurm_token"), datetime.now(UTC)
     try:
         token = bootstrap.slurm_token(settings).current(now)
         end, user = ends_at(token), settings.slurm_user or user_of(token)
     except SchedulerError as error:
-        return Look(name, False, said_by(error), say("doctor.token_repair"))
+        return Check(name, False, said_by(error), say("doctor.token_repair"))
     whose = say("doctor.token_for", user=user) if user else say("doctor.token_for_unnamed")
     if end is None:
-        return Look(name, True, say("doctor.token_lasts", whose=whose))
+        return Check(name, True, say("doctor.token_lasts", whose=whose))
     left_s = end - now.timestamp()
     minutes = round(abs(left_s) / 60)
     if left_s > 0:
-        return Look(name, True, say("doctor.token_ends", whose=whose, count=minutes))
+        return Check(name, True, say("doctor.token_ends", whose=whose, count=minutes))
     text = say("doctor.token_ended", whose=whose, count=minutes)
-    return Look(name, False, text, say("doctor.token_renew"))
+    return Check(name, False, text, say("doctor.token_renew"))
 
 
-def _read_token(settings: Settings) -> Look:
+def _read_token(settings: Settings) -> Check:
     name, file = say("doctor.read_token"), settings.slurm_read_token_file
     if file is not None:
-        return Look(name, True, say("doctor.read_token_file", file=str(file)))
+        return Check(name, True, say("doctor.read_token_file", file=str(file)))
     if settings.slurm_token_command is not None:
-        return Look(name, True, say("doctor.read_token_command"))
-    return Look(name, True, say("doctor.read_token_none"), say("doctor.read_token_repair"))
+        return Check(name, True, say("doctor.read_token_command"))
+    return Check(name, True, say("doctor.read_token_none"), say("doctor.read_token_repair"))
 
 
-def look_at_node_actions(settings: ExecutorSettings) -> list[Look]:
+def check_node_actions(settings: ExecutorSettings) -> list[Check]:
     """Checks access to nodes, without changing anything. A site may leave work on nodes to people."""
     return each_cluster(settings, lambda cluster: [_node_actions_of_cluster(cluster)])
 
 
-def _node_actions_of_cluster(settings: ExecutorSettings) -> Look:
+def _node_actions_of_cluster(settings: ExecutorSettings) -> Check:
     name = say("doctor.node_actions")
     try:
         executor.node_exec(settings)
     except SettingsError as error:
-        return Look(name, False, said_by(error), say("doctor.node_actions_two"))
+        return Check(name, False, said_by(error), say("doctor.node_actions_two"))
     if settings.sim_nodes_socket is not None:
-        return Look(name, True, say("doctor.node_actions_sim", socket=str(settings.sim_nodes_socket)))
+        return Check(name, True, say("doctor.node_actions_sim", socket=str(settings.sim_nodes_socket)))
     if settings.ssh_key_file is None:
-        return Look(name, True, say("doctor.node_actions_none"), say("doctor.node_actions_repair"))
+        return Check(name, True, say("doctor.node_actions_none"), say("doctor.node_actions_repair"))
     node = _some_node(settings, name)
-    if isinstance(node, Look):
+    if isinstance(node, Check):
         return node
     return _asked(settings, name, node)
 
 
-def _some_node(settings: Settings, title: Said) -> str | Look:
+def _some_node(settings: Settings, title: Said) -> str | Check:
     """A node for a trial, or why there is none."""
     try:
         nodes = bootstrap.slurm_reads(settings, cluster=settings.cluster).snapshot().gpu_nodes
     except SchedulerError:
-        return Look(title, True, say("doctor.untested_no_nodes"), say("doctor.untested_repair"))
-    return chosen(nodes) or Look(title, True, say("doctor.untested_no_answer"))
+        return Check(title, True, say("doctor.untested_no_nodes"), say("doctor.untested_repair"))
+    return chosen(nodes) or Check(title, True, say("doctor.untested_no_answer"))
 
 
 def chosen(nodes: Sequence[SlurmNode]) -> str | None:
@@ -233,70 +233,70 @@ def chosen(nodes: Sequence[SlurmNode]) -> str | None:
     return min((node.name for node in nodes if node.responding), default=None)
 
 
-def _asked(settings: ExecutorSettings, name: Said, node: str) -> Look:
+def _asked(settings: ExecutorSettings, name: Said, node: str) -> Check:
     assert settings.ssh_key_file is not None
     try:
         identity = executor.ssh_nodes(settings, settings.ssh_key_file).identify(node)
     except NodeError as error:
-        return Look(name, False, said_by(error), say("doctor.node_setup"))
+        return Check(name, False, said_by(error), say("doctor.node_setup"))
     gpus, driver = identity.get("gpus") or [], str(identity.get("driver", "?"))
-    return Look(name, True, say("doctor.node_answers", node=node, driver=driver, count=len(gpus)))
+    return Check(name, True, say("doctor.node_answers", node=node, driver=driver, count=len(gpus)))
 
 
-def look_at_bmcs(settings: ExecutorSettings) -> list[Look]:
+def check_bmcs(settings: ExecutorSettings) -> list[Check]:
     """Checks access to the BMCs, without switching power; empty if none is configured."""
     return each_cluster(
         settings, lambda cluster: [] if cluster.bmc_url is None else [_bmcs_of_cluster(cluster)]
     )
 
 
-def _bmcs_of_cluster(settings: ExecutorSettings) -> Look:
+def _bmcs_of_cluster(settings: ExecutorSettings) -> Check:
     name, repair = say("doctor.bmcs"), say("doctor.bmcs_repair")
     try:
         bmc = executor.bmc(settings)
     except SettingsError as error:
-        return Look(name, False, said_by(error))
+        return Check(name, False, said_by(error))
     assert bmc is not None  # it has an address
     node = _some_node(settings, name)
-    if isinstance(node, Look):
+    if isinstance(node, Check):
         return node
     try:
         power = bmc.power(node)
     except BmcError as error:
-        return Look(name, False, said_by(error), repair)
+        return Check(name, False, said_by(error), repair)
     if lacks := kinds_missing(power.kinds):
-        return Look(name, False, say("doctor.bmc_lacks", node=node, kinds=joined(lacks, "and")), repair)
+        return Check(name, False, say("doctor.bmc_lacks", node=node, kinds=joined(lacks, "and")), repair)
     state = quoted(power.state or "unknown")
-    return Look(name, True, say("doctor.bmc_answers", node=node, system=power.system, state=state))
+    return Check(name, True, say("doctor.bmc_answers", node=node, system=power.system, state=state))
 
 
-def look_at_site_commands(settings: ExecutorSettings) -> list[Look]:
+def check_site_commands(settings: ExecutorSettings) -> list[Check]:
     """Checks the programs of site commands, without starting them; empty if the rules are invalid."""
     if (rules := valid_rules(settings)) is None:
         return []
     if not rules.commands:
-        return [Look(say("doctor.site_commands"), True, say("doctor.site_commands_none"))]
+        return [Check(say("doctor.site_commands"), True, say("doctor.site_commands_none"))]
     return [_checked(name, command.argv[0]) for name, command in sorted(rules.commands.items())]
 
 
-def _checked(name: str, program: str) -> Look:
+def _checked(name: str, program: str) -> Check:
     title = say("doctor.site_command", name=name)
     if not Path(program).is_file():
-        return Look(title, False, say("doctor.missing", path=program), say("doctor.site_command_repair"))
+        return Check(title, False, say("doctor.missing", path=program), say("doctor.site_command_repair"))
     if not os.access(program, os.X_OK):
         text = say("doctor.site_command_refused", program=program)
-        return Look(title, False, text, quoted(f"chmod a+x {program}"))
-    return Look(title, True, quoted(program))
+        return Check(title, False, text, quoted(f"chmod a+x {program}"))
+    return Check(title, True, quoted(program))
 
 
-def look_at_guards(settings: Settings) -> list[Look]:
+def check_guards(settings: Settings) -> list[Check]:
     """Warns of guards that never or always hold; a site may want that. Fails for values of clusters and
     partitions that are not there. Empty if rules or database cannot be read, which other checks report."""
     with open_database(settings) as db:
         try:
             if db is None:
                 return []
-            found = [look for of in settings.each() for look in _guards_of(db, of, settings)]
+            found = [result for of in settings.each() for result in _guards_of(db, of, settings)]
             return _guards_of_nothing(db, settings) + found
         except (SQLAlchemyError, ruleset.RulesInvalid):
             return []
@@ -307,7 +307,7 @@ def managed_clusters(settings: Settings, conn: sa.Connection) -> list[str]:
     return [of.cluster for of in settings.each() if of.cluster] or cluster_names(conn)
 
 
-def _guards_of_nothing(db: sa.Engine, settings: Settings) -> list[Look]:
+def _guards_of_nothing(db: sa.Engine, settings: Settings) -> list[Check]:
     """Values under a misspelt name, or under the old name of a cluster: the general ones apply instead, which
     may allow more."""
     rules, snapshots = ruleset.load(rules_folder(settings), prove=False), PostgresSnapshots(db)
@@ -324,7 +324,7 @@ def _guards_of_nothing(db: sa.Engine, settings: Settings) -> list[Look]:
         }
         absent["partitions"] = {name.rpartition("/")[2] for name in rules.partition_guards} - partitions
     return [
-        Look(
+        Check(
             say("doctor.guards"),
             False,
             say(f"doctor.guards_of_no_{kind}", names=name_some(sorted(names), NAMED)),
@@ -335,7 +335,7 @@ def _guards_of_nothing(db: sa.Engine, settings: Settings) -> list[Look]:
     ]
 
 
-def _guards_of(db: sa.Engine, of: Settings, settings: Settings) -> list[Look]:
+def _guards_of(db: sa.Engine, of: Settings, settings: Settings) -> list[Check]:
     rules = ruleset.load(rules_folder(settings), overrides=guard_overrides(of), prove=False)
     found = []
     with db.connect() as conn:
@@ -346,33 +346,33 @@ def _guards_of(db: sa.Engine, of: Settings, settings: Settings) -> list[Look]:
                 warn_of_bound(cluster, limit)
                 for limit in ineffective_limits(facts, rules, SystemClock().now())
             ]
-    return found or ([Look(say("doctor.guards"), True, say("doctor.guards_well"))] if names else [])
+    return found or ([Check(say("doctor.guards"), True, say("doctor.guards_well"))] if names else [])
 
 
-def warn_of_bound(cluster: str, bound: IneffectiveLimit) -> Look:
+def warn_of_bound(cluster: str, bound: IneffectiveLimit) -> Check:
     text = say(
         "doctor.guard_always" if bound.always else "doctor.guard_never",
         cluster=cluster, guard=quoted(bound.guard.value), why=bound.text,
     )  # fmt: skip
-    return Look(say("doctor.guards"), True, text, say("doctor.guards_repair", setting=bound.setting))
+    return Check(say("doctor.guards"), True, text, say("doctor.guards_repair", setting=bound.setting))
 
 
 #: How far back dead letters are reported.
 RECENT = timedelta(days=1)
 
 
-def look_at_channels(settings: Settings) -> list[Look]:
+def check_notification_channels(settings: Settings) -> list[Check]:
     """Checks secrets and deliveries of channels, without sending anything; empty if the rules are invalid."""
     rules = valid_rules(settings)
     if rules is None or not (named := rules.notifications.channels):
         return []
     now = SystemClock().now()
     histories = ask_database(settings, lambda _, conn: delivery_histories(conn, now)) or {}
-    found = [look_at_channel(settings, channel, histories.get(channel.name)) for channel in named]
+    found = [check_notification_channel(settings, channel, histories.get(channel.name)) for channel in named]
     return _routes_of_nothing(settings, rules) + found
 
 
-def _routes_of_nothing(settings: Settings, rules: Ruleset) -> list[Look]:
+def _routes_of_nothing(settings: Settings, rules: Ruleset) -> list[Check]:
     """Routes under a misspelt name, or under the old name of a cluster: no one is notified of it."""
     clusters = ask_database(settings, lambda _, conn: managed_clusters(settings, conn)) or []
     globs = {glob for route in rules.notifications.routes for glob in route.clusters}
@@ -380,7 +380,7 @@ def _routes_of_nothing(settings: Settings, rules: Ruleset) -> list[Look]:
     if not clusters or not lost:
         return []
     text = say("doctor.routes_of_no_clusters", names=name_some(lost, NAMED))
-    return [Look(say("doctor.routes"), False, text, say("doctor.routes_named"))]
+    return [Check(say("doctor.routes"), False, text, say("doctor.routes_named"))]
 
 
 def delivery_histories(conn: sa.Connection, now: datetime) -> dict[str, sa.Row]:
@@ -400,82 +400,82 @@ def delivery_histories(conn: sa.Connection, now: datetime) -> dict[str, sa.Row]:
     return {history.channel: history for history in conn.execute(query)}
 
 
-def look_at_channel(settings: Settings, channel: Channel, history: sa.Row | None) -> Look:
+def check_notification_channel(settings: Settings, channel: Channel, history: sa.Row | None) -> Check:
     name = say("doctor.channel", name=channel.name)
     try:
         access_to(settings, channel)
     except SettingsError as error:
-        return Look(name, False, said_by(error), say("doctor.channel_secret"))
+        return Check(name, False, said_by(error), say("doctor.channel_secret"))
     if history is None:
-        return Look(name, True, say("doctor.channel_ready", kind=channel.kind))
+        return Check(name, True, say("doctor.channel_ready", kind=channel.kind))
     last = say("doctor.channel_unused")
     if history.sent_at:
         last = say("doctor.channel_last", at=f"{history.sent_at:%Y-%m-%d %H:%M} UTC")
     if not history.failing and not history.dead:
-        return Look(name, True, say("doctor.channel_works", kind=channel.kind, last=last))
+        return Check(name, True, say("doctor.channel_works", kind=channel.kind, last=last))
     text = say(
         "doctor.channel_fails", kind=channel.kind, last=last, failing=history.failing, dead=history.dead,
         error=from_stored(history.errors[0], Said) if history.errors else NO_WORDS,
     )  # fmt: skip
-    return Look(name, False, text, say("doctor.channel_repair", channel=channel.name))
+    return Check(name, False, text, say("doctor.channel_repair", channel=channel.name))
 
 
-def look_at_tickets(settings: Settings) -> list[Look]:
+def check_tickets(settings: Settings) -> list[Check]:
     """Checks access to the ticket system, without opening a ticket; empty if there is none."""
     system = tickets(settings)
     if system is None:
         return []
     try:
-        return [Look(say("doctor.tickets"), True, quoted(system.check()))]
+        return [Check(say("doctor.tickets"), True, quoted(system.check()))]
     except DeliveryFailed as error:
-        return [Look(say("doctor.tickets"), False, said_by(error), say("doctor.tickets_repair"))]
+        return [Check(say("doctor.tickets"), False, said_by(error), say("doctor.tickets_repair"))]
 
 
 #: Longest silence of a recording: the detector writes every ten seconds, at least heartbeats.
 RECORDING_SILENT = timedelta(minutes=10)
 
 
-def look_at_recordings(settings: ExecutorSettings) -> list[Look]:
+def check_recordings(settings: ExecutorSettings) -> list[Check]:
     """Checks the recording of each cluster: size, start and problems."""
     return [
         _recording_of(cluster, cluster.cluster if settings.clusters else None) for cluster in settings.each()
     ]
 
 
-def _recording_of(settings: Settings, cluster: str | None) -> Look:
+def _recording_of(settings: Settings, cluster: str | None) -> Check:
     name = say("doctor.recording_of", cluster=cluster) if cluster else say("doctor.recording")
     folder = settings.recording
     if folder is None:
-        return Look(name, True, say("doctor.recording_off"))
+        return Check(name, True, say("doctor.recording_off"))
     found = recordings(folder)
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if found.problem or not os.access(nearest, os.W_OK | os.X_OK):
         why = quoted(found.problem) or say("doctor.cannot_write", path=str(nearest))
-        return Look(name, False, why, say("doctor.recording_repair", folder=str(folder)))
+        return Check(name, False, why, say("doctor.recording_repair", folder=str(folder)))
     if found.oldest is None or found.newest is None:
-        return Look(name, True, say("doctor.recording_empty", folder=str(folder)))
+        return Check(name, True, say("doctor.recording_empty", folder=str(folder)))
     since = f"{found.oldest:%Y-%m-%d %H:%M} UTC"
     text = say("doctor.recording_on", mb=found.bytes / 1e6, since=since, folder=str(folder))
     if lost := sum(file.lost for file in found.files):
         text = say("doctor.recording_lost", text=text, count=lost)
     if datetime.now(UTC) - found.newest > RECORDING_SILENT:
         text = say("doctor.recording_silent", text=text, at=f"{found.newest:%Y-%m-%d %H:%M} UTC")
-        return Look(name, False, text, say("doctor.recording_silent_repair"))
-    return Look(name, True, text)
+        return Check(name, False, text, say("doctor.recording_silent_repair"))
+    return Check(name, True, text)
 
 
-def look_at_rules(settings: Settings) -> list[Look]:
+def check_rules(settings: Settings) -> list[Check]:
     name, folder = say("doctor.rules"), rules_folder(settings)
     try:
         rules = ruleset.load(folder)
     except ruleset.RulesInvalid as error:
         problems = [problem.sentence() for problem in error.problems]
-        return [Look(name, False, name_some(problems, NAMED), say("doctor.rules_repair"))]
+        return [Check(name, False, name_some(problems, NAMED), say("doctor.rules_repair"))]
     counts = {"rules": len(rules.rules), "playbooks": len(rules.playbooks)}
-    return [Look(name, True, say("doctor.rules_well", folder=str(folder), **counts))]
+    return [Check(name, True, say("doctor.rules_well", folder=str(folder), **counts))]
 
 
-def look_at_database(settings: Settings) -> list[Look]:
+def check_database(settings: Settings) -> list[Check]:
     try:
         engine = bootstrap.engine(settings)
         with engine.connect() as connection:
@@ -489,15 +489,15 @@ def look_at_database(settings: Settings) -> list[Look]:
             rights = _rights(connection)
         engine.dispose()
     except EmbeddedError as error:
-        return [Look(say("doctor.database"), False, said_by(error))]
+        return [Check(say("doctor.database"), False, said_by(error))]
     except OperationalError as error:
         text = say("doctor.silent", error=" ".join(str(error.orig).split()))
-        return [Look(say("doctor.database"), False, text, say("doctor.database_repair"))]
+        return [Check(say("doctor.database"), False, text, say("doctor.database_repair"))]
     is_supported = int(version.split(".")[0]) >= OLDEST_POSTGRES
     needed = database.head()
     text = say("doctor.tables_at", revision=revision or say("doctor.none"), needed=needed)
     repair = say("doctor.postgres_repair", version=OLDEST_POSTGRES)
-    refuses = Look(say("doctor.database"), False, say("doctor.read_only"), say("doctor.read_only_repair"))
+    refuses = Check(say("doctor.database"), False, say("doctor.read_only"), say("doctor.read_only_repair"))
     return [
         _unless(is_supported, say("doctor.database"), say("doctor.postgres", version=version), repair),
         *([refuses] if is_read_only else []),
@@ -510,20 +510,20 @@ def look_at_database(settings: Settings) -> list[Look]:
     ]  # fmt: skip
 
 
-def _rights(conn: sa.Connection) -> list[Look]:
+def _rights(conn: sa.Connection) -> list[Check]:
     """A note of what is not checked, as the login of a part may not read it."""
     if not (tables := unreadable(conn)):
         return []
     login = conn.scalar(sa.text("SELECT current_user"))
     text = say("doctor.rights_lack", login=login, tables=joined(tables, "comma"))
-    return [Look(say("doctor.rights"), True, text, say("doctor.rights_repair"))]
+    return [Check(say("doctor.rights"), True, text, say("doctor.rights_repair"))]
 
 
-def _unless(well: bool, name: Said, text: Said, repair: Said) -> Look:
-    return Look(name, well, text, NO_WORDS if well else repair)
+def _unless(well: bool, name: Said, text: Said, repair: Said) -> Check:
+    return Check(name, well, text, NO_WORDS if well else repair)
 
 
-def look_at_broker(settings: Settings) -> list[Look]:
+def check_broker(settings: Settings) -> list[Check]:
     from workers.app import make_app
 
     name, repair = say("doctor.broker"), say("doctor.broker_repair")
@@ -532,34 +532,34 @@ def look_at_broker(settings: Settings) -> list[Look]:
         with make_app(url, "doctor").connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
     except EmbeddedError as error:
-        return [Look(name, False, said_by(error))]
+        return [Check(name, False, said_by(error))]
     except OSError as error:
-        return [Look(name, False, say("doctor.silent", error=str(error)), repair)]
+        return [Check(name, False, say("doctor.silent", error=str(error)), repair)]
     except Exception as error:  # each transport of kombu has errors of its own
-        return [Look(name, False, say("doctor.silent", error=f"{type(error).__name__}: {error}"), repair)]
-    return [Look(name, True, say("doctor.broker_well", kind=url.split(":", 1)[0]))]
+        return [Check(name, False, say("doctor.silent", error=f"{type(error).__name__}: {error}"), repair)]
+    return [Check(name, True, say("doctor.broker_well", kind=url.split(":", 1)[0]))]
 
 
-def look_at_api(settings: Settings) -> list[Look]:
+def check_api(settings: Settings) -> list[Check]:
     name, url = say("doctor.api"), own_url(settings)
     if settings.database_url is None:
         try:
             url = find(settings.data_dir).url
         except EmbeddedError as error:
-            return [Look(name, False, said_by(error))]
+            return [Check(name, False, said_by(error))]
     try:
         # It carries no secret, and asks for an address that the certificate need not name.
         with urllib.request.urlopen(f"{url}/readyz", timeout=5, context=unchecked_tls()):  # noqa: S310
-            return [Look(name, True, say("doctor.api_well", url=url))]
+            return [Check(name, True, say("doctor.api_well", url=url))]
     except urllib.error.HTTPError as error:
         answer = error.read(2000).decode(errors="replace")
-        return [Look(name, False, say("doctor.api_not_ready", url=url, answer=answer))]
+        return [Check(name, False, say("doctor.api_not_ready", url=url, answer=answer))]
     except OSError as error:
         text = say("doctor.api_silent", url=url, error=str(error))
-        return [Look(name, False, text, say("doctor.api_repair"))]
+        return [Check(name, False, text, say("doctor.api_repair"))]
 
 
-def look_at_sign_in(settings: Settings) -> list[Look]:
+def check_sign_in(settings: Settings) -> list[Check]:
     """Whether people can sign in by the site's identity provider."""
     if settings.oidc_issuer is None:
         return []
@@ -571,11 +571,11 @@ def look_at_sign_in(settings: Settings) -> list[Look]:
         document.published()
         document.keys(None)
     except ProviderAway as error:
-        return [Look(name, False, said_by(error), say("doctor.sign_in_repair"))]
+        return [Check(name, False, said_by(error), say("doctor.sign_in_repair"))]
     text = say("doctor.sign_in_well", issuer=settings.oidc_issuer, redirect=redirect)
-    looks = [Look(name, True, text)]
+    results = [Check(name, True, text)]
     rules = valid_rules(settings)
     if rules is not None and not rules.access.grants:
         text = say("doctor.sign_in_no_grants")
-        looks.append(Look(name, False, text, say("doctor.sign_in_grants_repair")))
-    return looks
+        results.append(Check(name, False, text, say("doctor.sign_in_grants_repair")))
+    return results

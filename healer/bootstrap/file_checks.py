@@ -8,7 +8,7 @@ from pathlib import Path
 
 from healer.adapters.signing import KEY_FILE
 from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
-from healer.bootstrap.doctor_checks import Look
+from healer.bootstrap.doctor_checks import Check
 from healer.embedded.running import find, forget
 from healer.embedded.user import EmbeddedError
 from healer.settings import Settings, secret_names
@@ -19,28 +19,30 @@ _OF_OTHERS, _WRITABLE = 0o077, 0o022
 _OF_STRANGERS = 0o007
 
 
-def look_at_files(settings: Settings) -> list[Look]:
+def check_files(settings: Settings) -> list[Check]:
     """Folders that are missing, modes, and the note of a healer that has ended."""
     found = [*_folder(settings), *_secrets(settings), *_named(settings, os.environ), *_note(settings)]
-    return found or [Look(say("doctor.files"), True, say("doctor.files_well", folder=str(settings.data_dir)))]
+    return found or [
+        Check(say("doctor.files"), True, say("doctor.files_well", folder=str(settings.data_dir)))
+    ]
 
 
-def _folder(settings: Settings) -> Iterator[Look]:
+def _folder(settings: Settings) -> Iterator[Check]:
     folder = settings.data_dir
     if not folder.exists():
         make = partial(folder.mkdir, mode=0o711, parents=True)
         # No fault before the first start, which makes it.
         text = say("doctor.missing", path=str(folder))
-        yield Look(say("doctor.files"), True, text, quoted(f"mkdir -p {folder}"), make)
+        yield Check(say("doctor.files"), True, text, quoted(f"mkdir -p {folder}"), make)
     elif not settings.published_audit.is_dir():
         text = say("doctor.no_audit_dir", path=str(settings.published_audit))
-        yield Look(say("doctor.files"), False, text, say("doctor.no_audit_dir_repair"))
+        yield Check(say("doctor.files"), False, text, say("doctor.no_audit_dir_repair"))
     for path in dict.fromkeys((folder, settings.published_audit)):
         if path.is_dir() and (mode := stat.S_IMODE(path.stat().st_mode)) & _WRITABLE:
             yield _mode(path, mode, mode & ~_WRITABLE, "write")
 
 
-def _secrets(settings: Settings) -> Iterator[Look]:
+def _secrets(settings: Settings) -> Iterator[Check]:
     made_here = (settings.data_dir / KEY_FILE, settings.token_key_file or settings.data_dir / TOKEN_KEY_FILE)
     for path in made_here:
         try:
@@ -51,7 +53,7 @@ def _secrets(settings: Settings) -> Iterator[Look]:
             yield _mode(path, mode, mode & ~_OF_OTHERS, "read")
 
 
-def _named(settings: Settings, environ: Mapping[str, str]) -> Iterator[Look]:
+def _named(settings: Settings, environ: Mapping[str, str]) -> Iterator[Check]:
     """Files of secrets that the site made. A group may read them; `others` never may."""
     for path in secret_files(settings, environ):
         try:
@@ -79,15 +81,15 @@ def secret_files(settings: Settings, environ: Mapping[str, str]) -> list[Path]:
     return [*dict.fromkeys(path for path in found if path is not None)]
 
 
-def _mode(path: Path, mode: int, better: int, verb: str) -> Look:
+def _mode(path: Path, mode: int, better: int, verb: str) -> Check:
     text, repair = (
         say(f"doctor.others_{verb}", path=str(path), mode=f"{mode:04o}"),
         quoted(f"chmod {better:04o} {path}"),
     )
-    return Look(say("doctor.files"), False, text, repair, partial(path.chmod, better))
+    return Check(say("doctor.files"), False, text, repair, partial(path.chmod, better))
 
 
-def _note(settings: Settings) -> Iterator[Look]:
+def _note(settings: Settings) -> Iterator[Check]:
     note = settings.data_dir / "running.json"
     if not note.exists() or not os.access(note, os.R_OK):
         return
@@ -95,4 +97,4 @@ def _note(settings: Settings) -> Iterator[Look]:
         find(settings.data_dir)
     except EmbeddedError:
         text, repair = say("doctor.stale_note", file=str(note)), quoted(f"rm {note}")
-        yield Look(say("doctor.files"), False, text, repair, partial(forget, settings.data_dir))
+        yield Check(say("doctor.files"), False, text, repair, partial(forget, settings.data_dir))

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from healer.adapters.certificate_files import Certificate, CertificateUnusable, read_certificate
 from healer.api.site_address import matches
 from healer.bootstrap import certificate_files
-from healer.bootstrap.doctor_checks import Look, valid_rules
+from healer.bootstrap.doctor_checks import Check, valid_rules
 from healer.embedded.running import unchecked_tls
 from healer.settings import Settings, SettingsError, own_url, plain_http_problem
 from healer.text import joined, quoted, said_by, say
@@ -19,7 +19,7 @@ ENDS_WITHIN = timedelta(days=21)
 _PROXIES_MAX = 2**16
 
 
-def look_at_listener(settings: Settings) -> list[Look]:
+def check_listener(settings: Settings) -> list[Check]:
     return [
         *_tls(settings, datetime.now(UTC)),
         *_plain_http(settings),
@@ -28,7 +28,7 @@ def look_at_listener(settings: Settings) -> list[Look]:
     ]
 
 
-def _tls(settings: Settings, now: datetime) -> list[Look]:
+def _tls(settings: Settings, now: datetime) -> list[Check]:
     if settings.tls_cert is None or settings.tls_key is None:
         return []
     name = say("doctor.tls")
@@ -37,23 +37,23 @@ def _tls(settings: Settings, now: datetime) -> list[Look]:
         certificate = read_certificate(settings.tls_cert)
         mode = settings.tls_key.stat().st_mode
     except (CertificateUnusable, SettingsError, OSError) as error:
-        return [Look(name, False, said_by(error), say("doctor.tls_repair"))]
+        return [Check(name, False, said_by(error), say("doctor.tls_repair"))]
     ends = f"{certificate.ends:%Y-%m-%d %H:%M} UTC"
     if certificate.ends <= now:
-        return [Look(name, False, say("doctor.tls_ended", at=ends), say("doctor.tls_renew"))]
+        return [Check(name, False, say("doctor.tls_ended", at=ends), say("doctor.tls_renew"))]
     if certificate.ends - now < ENDS_WITHIN:
-        return [Look(name, False, say("doctor.tls_ends", at=ends), say("doctor.tls_ends_repair"))]
+        return [Check(name, False, say("doctor.tls_ends", at=ends), say("doctor.tls_ends_repair"))]
     if certificate.begins > now:
         begins = f"{certificate.begins:%Y-%m-%d %H:%M} UTC"
-        return [Look(name, False, say("doctor.tls_not_yet", at=begins))]
+        return [Check(name, False, say("doctor.tls_not_yet", at=begins))]
     if mode & 0o007:
         why = say("doctor.others_read", path=str(settings.tls_key), mode=f"{mode & 0o777:04o}")
-        return [Look(name, False, why, quoted(f"chmod 0640 {settings.tls_key}"))]
+        return [Check(name, False, why, quoted(f"chmod 0640 {settings.tls_key}"))]
     names = joined(certificate.names[:5], "comma") or say("doctor.tls_no_names")
-    return [_served(settings, certificate) or Look(name, True, say("doctor.tls_well", names=names, at=ends))]
+    return [_served(settings, certificate) or Check(name, True, say("doctor.tls_well", names=names, at=ends))]
 
 
-def _served(settings: Settings, certificate: Certificate) -> Look | None:
+def _served(settings: Settings, certificate: Certificate) -> Check | None:
     """A fault if the API serves another certificate than the file's; another check says if it is away."""
     assert settings.tls_cert is not None
     url = urlsplit(own_url(settings))
@@ -68,7 +68,7 @@ def _served(settings: Settings, certificate: Certificate) -> Look | None:
     if served == ssl.PEM_cert_to_DER_cert(_first(settings.tls_cert.read_text("ascii", "replace"))):
         return None
     why = say("doctor.tls_other", file=str(settings.tls_cert))
-    return Look(say("doctor.tls"), False, why, say("doctor.tls_other_repair"))
+    return Check(say("doctor.tls"), False, why, say("doctor.tls_other_repair"))
 
 
 def _first(pem: str) -> str:
@@ -76,19 +76,19 @@ def _first(pem: str) -> str:
     return begin + pem.partition(begin)[2].partition(end)[0] + end
 
 
-def _plain_http(settings: Settings) -> list[Look]:
+def _plain_http(settings: Settings) -> list[Check]:
     problem = plain_http_problem(settings)
     if problem is None:
         return []
-    return [Look(say("doctor.plain_http"), False, problem, say("doctor.plain_http_repair"))]
+    return [Check(say("doctor.plain_http"), False, problem, say("doctor.plain_http_repair"))]
 
 
-def _public(settings: Settings) -> list[Look]:
+def _public(settings: Settings) -> list[Check]:
     name = say("doctor.public_url")
     if settings.public_url is None:
-        return [Look(name, True, say("doctor.public_url_none"), say("doctor.public_url_set"))]
+        return [Check(name, True, say("doctor.public_url_none"), say("doctor.public_url_set"))]
     host = urlsplit(settings.public_url).hostname or ""
-    found = [Look(name, True, quoted(settings.public_url))]
+    found = [Check(name, True, quoted(settings.public_url))]
     if settings.tls_cert is not None:
         try:
             names = read_certificate(settings.tls_cert).names
@@ -97,23 +97,23 @@ def _public(settings: Settings) -> list[Look]:
         if not any(matches(host, name.lower()) for name in names):
             listed = joined(names[:5], "comma") or say("doctor.nothing")
             why = say("doctor.public_url_unnamed", host=host, names=listed)
-            found = [Look(name, False, why, say("doctor.public_url_fix"))]
+            found = [Check(name, False, why, say("doctor.public_url_fix"))]
     rules = valid_rules(settings)
     console = rules.notifications.console_url.rstrip("/") if rules is not None else ""
     if console and console != settings.public_url:
         why = say("doctor.public_url_other", console=console, url=settings.public_url)
-        found.append(Look(name, False, why, say("doctor.public_url_remove")))
+        found.append(Check(name, False, why, say("doctor.public_url_remove")))
     return found
 
 
-def _proxies(settings: Settings) -> list[Look]:
+def _proxies(settings: Settings) -> list[Check]:
     name = say("doctor.proxies")
     if not settings.proxies:
         if settings.tls_cert is None and (settings.public_url or "").startswith("https://"):
-            return [Look(name, False, say("doctor.proxies_none"), say("doctor.proxies_set"))]
+            return [Check(name, False, say("doctor.proxies_none"), say("doctor.proxies_set"))]
         return []
     wide = [str(network) for network in settings.proxies if network.num_addresses > _PROXIES_MAX]
     if wide:
         why = say("doctor.proxies_wide", networks=joined(wide, "comma"))
-        return [Look(name, False, why, say("doctor.proxies_narrow"))]
-    return [Look(name, True, joined([str(network) for network in settings.proxies], "comma"))]
+        return [Check(name, False, why, say("doctor.proxies_narrow"))]
+    return [Check(name, True, joined([str(network) for network in settings.proxies], "comma"))]

@@ -12,7 +12,7 @@ from healer.adapters.postgres.node_rows import cluster_names
 from healer.adapters.postgres.own_health import seal_state
 from healer.adapters.postgres.tables import audit_records, tokens
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import NAMED, Look, ask_database, unreadable
+from healer.bootstrap.doctor_checks import NAMED, Check, ask_database, unreadable
 from healer.embedded.postgres import connections_needed
 from healer.model.run import BACKED_UP, BACKUP
 from healer.observations.seal_state import SealState, seal_problems
@@ -55,10 +55,10 @@ class _Stored(NamedTuple):
     standbys: list[str]
     backup: datetime | None
     sealed: list[tuple[str, SealState]]
-    ending: list[Look]
+    ending: list[Check]
 
 
-def look_at_storage(settings: Settings) -> list[Look]:
+def check_storage(settings: Settings) -> list[Check]:
     """Empty if the database does not answer, which another check reports."""
     now = SystemClock().now()
 
@@ -73,15 +73,15 @@ def look_at_storage(settings: Settings) -> list[Look]:
     stored = ask_database(settings, ask)
     if stored is None:
         return []
-    looks = [growth(stored.size, now), postgres_settings(stored.values, len(settings.each()))]
-    looks += [*standby_looks(stored.values, stored.standbys), backup_age(stored.backup, now)]
+    results = [growth(stored.size, now), postgres_settings(stored.values, len(settings.each()))]
+    results += [*standby_checks(stored.values, stored.standbys), backup_age(stored.backup, now)]
     for cluster, state in stored.sealed:
         problems = seal_problems(state, now)
         text = joined(list(problems.values()), "space") if problems else _sealed(state)
         repair = say("doctor.seal_check") if problems else NO_WORDS
         whole = say("doctor.of_cluster", cluster=cluster, text=text)
-        looks.append(Look(say("doctor.seal"), not problems, whole, repair))
-    return looks + stored.ending
+        results.append(Check(say("doctor.seal"), not problems, whole, repair))
+    return results + stored.ending
 
 
 def _sealed(state: SealState) -> Said:
@@ -101,7 +101,7 @@ def _size(conn: sa.Connection, settings: Settings, now: datetime) -> Size:
     return Size(used, since or now, disk.free if disk else None, disk.total if disk else None)
 
 
-def growth(size: Size, now: datetime) -> Look:
+def growth(size: Size, now: datetime) -> Check:
     """At its average pace; the first day says nothing of a pace."""
     days = (now - size.since).total_seconds() / 86_400
     name, texts, left = say("doctor.disk"), [say("doctor.database_size", mb=size.used / 1e6)], None
@@ -110,13 +110,13 @@ def growth(size: Size, now: datetime) -> Look:
         texts.append(say("doctor.database_pace", mb=pace / 1e6, since=f"{size.since:%Y-%m-%d}"))
         left = size.free / pace if size.free is not None else None
     if size.free is None or size.disk is None:
-        return Look(name, True, joined([*texts, say("doctor.disk_elsewhere")], "semicolon"))
+        return Check(name, True, joined([*texts, say("doctor.disk_elsewhere")], "semicolon"))
     share = size.free / size.disk
     texts.append(say("doctor.disk_free", free=size.free / 1e9, size=size.disk / 1e9))
     if left is not None:
         texts.append(say("doctor.full_late") if left > 1000 else say("doctor.full_in", count=round(left)))
     well = share >= FREE_SHARE and (left is None or left >= FULL_WITHIN_DAYS)
-    return Look(name, well, joined(texts, "semicolon"), NO_WORDS if well else say("doctor.disk_repair"))
+    return Check(name, well, joined(texts, "semicolon"), NO_WORDS if well else say("doctor.disk_repair"))
 
 
 def _values(conn: sa.Connection) -> dict[str, str]:
@@ -128,28 +128,28 @@ def _values(conn: sa.Connection) -> dict[str, str]:
     return {name: value for name, value in rows} | {"used": str(used)}
 
 
-def postgres_settings(values: Mapping[str, str], clusters: int = 1) -> Look:
+def postgres_settings(values: Mapping[str, str], clusters: int = 1) -> Check:
     """`values`: of pg_settings, and `used` connections."""
     name, most = say("doctor.postgres_settings"), int(values.get("max_connections", "0"))
     wrong = [f"{setting} = {values[setting]}" for setting in _WRONG if values.get(setting) in _WRONG[setting]]
     if wrong:
         names = joined([word.partition(" ")[0] for word in wrong], "comma")
         text = say("doctor.not_durable", settings=joined(wrong, "comma"))
-        return Look(name, False, text, say("doctor.not_durable_repair", settings=names))
+        return Check(name, False, text, say("doctor.not_durable_repair", settings=names))
     text = say("doctor.connections", used=values.get("used", "?"), most=most)
     least = connections_needed(clusters)
     if most < least:
-        return Look(name, False, text, say("doctor.connections_repair", least=least))
-    return Look(name, True, text)
+        return Check(name, False, text, say("doctor.connections_repair", least=least))
+    return Check(name, True, text)
 
 
-def standby_looks(values: Mapping[str, str], connected: list[str]) -> list[Look]:
+def standby_checks(values: Mapping[str, str], connected: list[str]) -> list[Check]:
     """`connected`: the names of the standbys that receive from this database. Nothing where there is neither
     a standby nor a name of one."""
     name, given = say("doctor.standbys"), values.get("synchronous_standby_names", "").strip()
     if not given:
         lone = say("doctor.standbys_asynchronous", names=joined(sorted(connected), "comma"))
-        return [Look(name, True, lone, say("doctor.standbys_name"))] if connected else []
+        return [Check(name, True, lone, say("doctor.standbys_name"))] if connected else []
     wanted, count = synchronous_names(given)
     waits_for = sorted(each for each in connected if "*" in wanted or each.lower() in wanted)
     if len(waits_for) < count:
@@ -157,10 +157,10 @@ def standby_looks(values: Mapping[str, str], connected: list[str]) -> list[Look]
         text = say(
             "doctor.standbys_missing", given=given, wanted=count, count=len(waits_for), connected=there
         )
-        return [Look(name, False, text, say("doctor.standbys_repair"))]
+        return [Check(name, False, text, say("doctor.standbys_repair"))]
     if values.get("synchronous_commit") == "local":
-        return [Look(name, True, say("doctor.standbys_local"), say("doctor.standbys_local_repair"))]
-    return [Look(name, True, say("doctor.standbys_well", names=joined(waits_for, "comma")))]
+        return [Check(name, True, say("doctor.standbys_local"), say("doctor.standbys_local_repair"))]
+    return [Check(name, True, say("doctor.standbys_well", names=joined(waits_for, "comma")))]
 
 
 def synchronous_names(given: str) -> tuple[set[str], int]:
@@ -178,14 +178,14 @@ def _newest_backup(conn: sa.Connection) -> datetime | None:
     return conn.scalar(query)
 
 
-def backup_age(newest: datetime | None, now: datetime) -> Look:
+def backup_age(newest: datetime | None, now: datetime) -> Check:
     """A site may back up by other means, so none at all is no fault."""
     name, repair = say("doctor.backup"), say("doctor.backup_repair")
     if newest is None:
-        return Look(name, True, say("doctor.backup_none"), repair)
+        return Check(name, True, say("doctor.backup_none"), repair)
     text = say("doctor.backup_newest", at=f"{newest:%Y-%m-%d %H:%M} UTC")
     well = now - newest <= BACKUP_WITHIN
-    return Look(name, well, text, NO_WORDS if well else repair)
+    return Check(name, well, text, NO_WORDS if well else repair)
 
 
 class Token(NamedTuple):
@@ -197,7 +197,7 @@ class Token(NamedTuple):
     end: datetime
 
 
-def _ending(conn: sa.Connection, now: datetime) -> list[Look]:
+def _ending(conn: sa.Connection, now: datetime) -> list[Check]:
     token = tokens.c
     lasting = sa.select(token.id, token.name, token.created_at, token.expires_at).where(
         token.revoked_at.is_(None), ~token.once, token.owner == "", token.groups.is_(None),
@@ -206,7 +206,7 @@ def _ending(conn: sa.Connection, now: datetime) -> list[Look]:
     return ending_tokens([Token(*row) for row in conn.execute(lasting)], now)
 
 
-def ending_tokens(found: list[Token], now: datetime) -> list[Look]:
+def ending_tokens(found: list[Token], now: datetime) -> list[Check]:
     """Nothing of one that has a successor of the same name, or was made for a short time."""
     lasts: dict[str, datetime] = {}
     for token in found:
@@ -220,4 +220,4 @@ def ending_tokens(found: list[Token], now: datetime) -> list[Look]:
     if not soon:
         return []
     named = name_some([say("doctor.token_on", name=name, day=f"{end:%Y-%m-%d}") for end, name in soon], NAMED)
-    return [Look(say("doctor.tokens_end"), False, named, say("doctor.tokens_end_repair"))]
+    return [Check(say("doctor.tokens_end"), False, named, say("doctor.tokens_end_repair"))]

@@ -13,7 +13,7 @@ from healer.adapters.munge import DEFAULT_SOCKET, Munge
 from healer.adapters.slurm.commands import ReadCommands, own_account
 from healer.adapters.slurm.rest_token import user_of
 from healer.bootstrap import executor
-from healer.bootstrap.doctor_checks import Look, each_cluster
+from healer.bootstrap.doctor_checks import Check, each_cluster
 from healer.bootstrap.user_checks import users_here
 from healer.model import Mode
 from healer.ports.callers import CredentialRefused
@@ -33,7 +33,7 @@ _RESUME = re.compile(r"^ResumeTimeout\s*=\s*(\d+)", re.M)
 _BOOT_S = 1800
 
 
-def look_at_slurm_rights(settings: ExecutorSettings) -> list[Look]:
+def check_slurm_rights(settings: ExecutorSettings) -> list[Check]:
     """Empty if Slurm does not answer, which another check reports, or if healer never changes it."""
     if settings.read_only == ON:
         return []
@@ -42,15 +42,15 @@ def look_at_slurm_rights(settings: ExecutorSettings) -> list[Look]:
     return each_cluster(
         settings,
         lambda cluster: [
-            look
+            result
             for adapter in cluster.slurm_adapters
             if adapter != "sim"
-            for look in tried_rights(adapter, cluster, worker)
+            for result in tried_rights(adapter, cluster, worker)
         ],
     )
 
 
-def tried_rights(adapter: str, settings: ExecutorSettings, worker: int | None) -> list[Look]:
+def tried_rights(adapter: str, settings: ExecutorSettings, worker: int | None) -> list[Check]:
     """`worker`: the user id of the worker on this machine, as whom root tries."""
     name, user = say("doctor.slurm_rights", adapter=adapter), ""
     try:
@@ -58,15 +58,15 @@ def tried_rights(adapter: str, settings: ExecutorSettings, worker: int | None) -
             user = own_account() if adapter in _LOCAL else _token_user(settings)
             executor.slurm_adapter(adapter, settings).resume(NO_NODE)
     except UnknownNode:
-        return [Look(name, True, say("doctor.rights_well", user=user))]
+        return [Check(name, True, say("doctor.rights_well", user=user))]
     except SchedulerRefused as error:
         if not error.no_right:
-            return [Look(name, True, said_by(error))]
+            return [Check(name, True, said_by(error))]
         repair = quoted(f"sacctmgr modify user {user} set AdminLevel=Administrator")
         if settings.mode in (Mode.off, Mode.shadow):
             text = say("doctor.rights_suffice", text=said_by(error), mode=settings.mode)
-            return [Look(name, True, text, repair)]
-        return [Look(name, False, said_by(error), repair)]
+            return [Check(name, True, text, repair)]
+        return [Check(name, False, said_by(error), repair)]
     except SchedulerError:
         pass
     return []
@@ -99,26 +99,26 @@ def _acting_as(uid: int | None) -> Iterator[None]:
         os.setgroups(groups)
 
 
-def look_at_reboots(settings: ExecutorSettings) -> list[Look]:
+def check_reboots(settings: ExecutorSettings) -> list[Check]:
     """A note where Slurm returns a node that booted late: it drops the drain after ResumeTimeout."""
     return each_cluster(settings, _reboots_of_cluster)
 
 
-def _reboots_of_cluster(settings: ExecutorSettings) -> list[Look]:
+def _reboots_of_cluster(settings: ExecutorSettings) -> list[Check]:
     shown = _configuration(settings)
     resume = _RESUME.search(shown)
     if resume is None or int(resume[1]) >= _BOOT_S or not _RETURNS.search(shown):
         return []
     text = say("doctor.returns_untested", seconds=resume[1])
-    return [Look(say("doctor.reboots"), True, text, say("doctor.reboots_repair", seconds=_BOOT_S))]
+    return [Check(say("doctor.reboots"), True, text, say("doctor.reboots_repair", seconds=_BOOT_S))]
 
 
-def look_at_munge(settings: ExecutorSettings) -> list[Look]:
+def check_munge(settings: ExecutorSettings) -> list[Check]:
     """Nothing where Slurm authenticates otherwise and no node enrols by munge."""
     return each_cluster(settings, _munge_of_cluster)
 
 
-def _munge_of_cluster(settings: ExecutorSettings) -> list[Look]:
+def _munge_of_cluster(settings: ExecutorSettings) -> list[Check]:
     socket = settings.munge_socket or _socket_of_slurm(settings)
     if socket is None:
         return []
@@ -126,8 +126,8 @@ def _munge_of_cluster(settings: ExecutorSettings) -> list[Look]:
     try:
         munge.decode(munge.encode())
     except (CredentialRefused, Unavailable) as error:
-        return [Look(name, False, said_by(error), say("doctor.munge_repair"))]
-    return [Look(name, True, say("doctor.munge_well", socket=str(socket)))]
+        return [Check(name, False, said_by(error), say("doctor.munge_repair"))]
+    return [Check(name, True, say("doctor.munge_well", socket=str(socket)))]
 
 
 def _socket_of_slurm(settings: ExecutorSettings) -> Path | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from healer.adapters.postgres.local_processes import connected_here
-from healer.bootstrap.doctor_checks import Look, ask_database
+from healer.bootstrap.doctor_checks import Check, ask_database
 from healer.settings import Settings
 from healer.text import joined, quoted, say
 
@@ -15,9 +15,9 @@ _PART = re.compile(r"healer (api|detector|scheduler|scraper|worker)\b")
 _USER = re.compile(r"^Uid:\s+\d+\s+(\d+)", re.M)
 
 
-def look_at_users(settings: Settings) -> list[Look]:
+def check_users(settings: Settings) -> list[Check]:
     """Other installations have parts on this machine, too: its own are those in its database."""
-    return check_users(users_here(settings), together=settings.database_url is None)
+    return check_users_of_parts(users_here(settings), together=settings.database_url is None)
 
 
 def users_here(settings: Settings) -> dict[str, set[int]]:
@@ -42,7 +42,7 @@ def users_of_parts(proc: Path, connected: Iterable[tuple[str, int]]) -> dict[str
     return found
 
 
-def check_users(parts: dict[str, set[int]], *, together: bool) -> list[Look]:
+def check_users_of_parts(parts: dict[str, set[int]], *, together: bool) -> list[Check]:
     """Only the worker may change Slurm: no other part has its user, none is root's. `together`: by `healer
     up`, which runs all of them as the ordinary user who starts it."""
     acting = parts.get("worker", set())
@@ -52,13 +52,13 @@ def check_users(parts: dict[str, set[int]], *, together: bool) -> list[Look]:
     name, repair = say("doctor.users"), say("doctor.users_repair")
     roots = [part for part, uids in sorted({**others, "worker": acting}.items()) if 0 in uids]
     if roots:
-        return [Look(name, False, say("doctor.users_root", parts=", ".join(roots)), repair)]
+        return [Check(name, False, say("doctor.users_root", parts=", ".join(roots)), repair)]
     shared = [part for part, uids in sorted(others.items()) if uids & acting]
     if shared:
         whose = {"parts": ", ".join(shared), "user": _names(acting)}
-        return [Look(name, together, say("doctor.users_shared", **whose), repair)]
+        return [Check(name, together, say("doctor.users_shared", **whose), repair)]
     each = [quoted(f"{part}: {_names(uids)}") for part, uids in sorted(parts.items())]
-    return [Look(name, True, joined(each, "comma"))]
+    return [Check(name, True, joined(each, "comma"))]
 
 
 def _names(uids: set[int]) -> str:

@@ -10,7 +10,7 @@ from healer.settings import load_executor
 from healer.text import say
 
 if TYPE_CHECKING:
-    from healer.bootstrap.doctor_checks import Look
+    from healer.bootstrap.doctor_checks import Check
 
 
 def register(app: typer.Typer) -> None:
@@ -45,7 +45,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def document(check: "Look") -> dict[str, object]:
+def document(check: "Check") -> dict[str, object]:
     """The check as JSON has it. `state`: ok, note or fail; `fixable`: --fix would mend it."""
     fields = {"name": str(check.name), "ok": check.ok, "state": check.state, "text": str(check.text)}
     return fields | {"repair": str(check.repair), "fixable": check.fix is not None}

@@ -295,20 +295,18 @@ def configured(bmcs: Bmcs, tmp_path: Path, **more: str) -> ExecutorSettings:
 
 
 def test_doctor_reads_the_power_of_one_node(bmcs: Bmcs, slurm: str, tmp_path: Path) -> None:
-    (check,) = doctor_checks.look_at_bmcs(configured(bmcs, tmp_path))
+    (check,) = doctor_checks.check_bmcs(configured(bmcs, tmp_path))
     assert (check.ok, check.repair) == (True, "")
     assert check.text == f"{slurm} answers by Redfish: system 437XR1138R2, power On"
     assert {method for method, _ in bmcs.asked} == {"GET"}
 
 
 def test_doctor_says_what_to_mend(bmcs: Bmcs, slurm: str, tmp_path: Path) -> None:
-    (check,) = doctor_checks.look_at_bmcs(configured(bmcs, tmp_path, HEALER_BMC_CA_FILE=""))
+    (check,) = doctor_checks.check_bmcs(configured(bmcs, tmp_path, HEALER_BMC_CA_FILE=""))
     assert not check.ok and "is not trusted" in check.text and "reboot.md" in check.repair
-    (check,) = doctor_checks.look_at_bmcs(
-        configured(bmcs, tmp_path, HEALER_BMC_CA_FILE=str(tmp_path / "none"))
-    )
+    (check,) = doctor_checks.check_bmcs(configured(bmcs, tmp_path, HEALER_BMC_CA_FILE=str(tmp_path / "none")))
     assert not check.ok and "HEALER_BMC_CA_FILE" in check.text
     bmcs.plant(slurm, "two-systems")
-    (check,) = doctor_checks.look_at_bmcs(configured(bmcs, tmp_path))
+    (check,) = doctor_checks.check_bmcs(configured(bmcs, tmp_path))
     assert not check.ok and "HEALER_BMC_SYSTEM" in check.text
-    assert doctor_checks.look_at_bmcs(configured(bmcs, tmp_path, HEALER_BMC_URL="")) == []
+    assert doctor_checks.check_bmcs(configured(bmcs, tmp_path, HEALER_BMC_URL="")) == []

@@ -19,7 +19,7 @@ from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.loops import lock_held, part_lock, wait_to_lead
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresIdempotency
-from healer.bootstrap.storage_checks import look_at_storage
+from healer.bootstrap.storage_checks import check_storage
 from healer.model import HookRequest, Permit
 from healer.ports.callers import Kept
 from healer.ports.request_errors import Unavailable
@@ -159,7 +159,7 @@ def test_waiting_detector_leads_after_a_failover(pair: Pair, engines: Engines) -
     url = pair.primary.url(PRIMARY, STANDBY) + "&target_session_attrs=read-write"
     leader, waits = engines(url), engines(url)
     settings = load({"HEALER_DATABASE_URL": pair.primary.url()}, which=lambda _: None)
-    assert [look.text for look in look_at_storage(settings) if look.name == "standbys"] == [
+    assert [look.text for look in check_storage(settings) if look.name == "standbys"] == [
         "commits wait for walreceiver"
     ], "as `healer doctor` says"
     assert wait_to_lead(leader, CLUSTER, lambda _: False) is not None

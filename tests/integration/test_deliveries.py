@@ -721,7 +721,9 @@ def test_doctor_reports_each_channel(site: Site) -> None:
     def checked(channel: Channel, known: Settings | None = None) -> tuple[bool, str]:
         with site.db.connect() as conn:
             histories = doctor_checks.delivery_histories(conn, site.hand.now())
-        found = doctor_checks.look_at_channel(known or site.settings, channel, histories.get(channel.name))
+        found = doctor_checks.check_notification_channel(
+            known or site.settings, channel, histories.get(channel.name)
+        )
         return found.ok, found.text
 
     assert checked(ops) == (True, "slack: secrets found, nothing sent yet")

@@ -386,11 +386,11 @@ def slurm(tmp_path: Path) -> Iterator[list[str]]:
 
 def test_doctor_asks_one_node(site: SshSite, slurm: list[str], tmp_path: Path) -> None:
     node = site.node(slurm[0])
-    (check,) = doctor_checks.look_at_node_actions(configured(site, tmp_path))
+    (check,) = doctor_checks.check_node_actions(configured(site, tmp_path))
     assert (check.ok, check.repair) == (True, "")
     assert check.text == f"{slurm[0]} answers by SSH: driver 570.124.06, 2 GPUs"
     node.stop()
-    (check,) = doctor_checks.look_at_node_actions(configured(site, tmp_path))
+    (check,) = doctor_checks.check_node_actions(configured(site, tmp_path))
     assert not check.ok and "is unreachable by SSH" in check.text and "docs/nodes.md" in check.repair
 
 
@@ -407,10 +407,10 @@ def test_doctor_answers_one_document(site: SshSite, slurm: list[str], tmp_path: 
 
 
 def test_doctor_says_where_nothing_is_set_up(site: SshSite, tmp_path: Path) -> None:
-    (check,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SSH_KEY_FILE=""))
+    (check,) = doctor_checks.check_node_actions(configured(site, tmp_path, HEALER_SSH_KEY_FILE=""))
     assert check.ok and "wait for a person" in check.text and "HEALER_SSH_KEY_FILE" in check.repair
     assert "reports of faults are not checked" in check.text
-    (check,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SIM_NODES_SOCKET="/x"))
+    (check,) = doctor_checks.check_node_actions(configured(site, tmp_path, HEALER_SIM_NODES_SOCKET="/x"))
     assert not check.ok and "both set" in check.text
 
 

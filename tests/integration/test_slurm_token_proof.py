@@ -15,7 +15,7 @@ import pytest
 from healer.adapters.slurm.rest_link import ReadLink, Request, TokenRefused
 from healer.adapters.slurm.rest_token import FileToken, read_token
 from healer.adapters.slurm.token_proof import RestTokens, TokensUnchecked
-from healer.bootstrap.access_checks import look_at_slurm_login
+from healer.bootstrap.access_checks import check_slurm_login
 from healer.ports.callers import CredentialRefused
 from healer.ports.request_errors import Unavailable
 from healer.settings import load
@@ -162,14 +162,14 @@ def test_slurmrestd_that_ignores_tokens_authenticates_no_one(slurm: TrixieSlurm,
 def test_doctor_says_which_slurmrestd_looks_at_tokens(slurm: TrixieSlurm, local_rest: str) -> None:
     def looked(url: str) -> tuple[bool, str]:
         environ = {"HEALER_SLURM_LOGIN": "on", "HEALER_SLURM_REST_URL": url, "HEALER_CLUSTER": slurm.cluster}
-        (look,) = look_at_slurm_login(load(environ))
+        (look,) = check_slurm_login(load(environ))
         return look.ok, look.text
 
     assert looked(slurm.rest_url) == (True, f"slurmrestd at {slurm.rest_url} refuses a made-up token")
     ok, text = looked(local_rest)
     assert (ok, "proves nothing there" in text) == (False, True), text
     assert not looked("http://127.0.0.1:9")[0]
-    assert look_at_slurm_login(load({"HEALER_CLUSTER": slurm.cluster})) == []
+    assert check_slurm_login(load({"HEALER_CLUSTER": slurm.cluster})) == []
 
 
 def test_a_slurmrestd_that_is_away_is_no_refusal(slurm: TrixieSlurm) -> None:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import outbox
 from healer.adapters.postgres.tables import messages
-from healer.bootstrap.doctor_checks import look_at_tickets
+from healer.bootstrap.doctor_checks import check_tickets
 from healer.bootstrap.messaging import delivery, tickets
 from healer.model import Message, Severity, Ticket, TicketStage
 from healer.model.routes import Notifications
@@ -52,7 +52,7 @@ def test_a_system_that_is_set_gets_the_tickets_and_their_end(name: str, fresh_da
     make, environ, words = MADE[name]
     with serve_desk(make()) as desk:
         known = settings(desk, **environ)
-        assert [(one.name, one.ok, one.text) for one in look_at_tickets(known)] == [("tickets", True, words)]
+        assert [(one.name, one.ok, one.text) for one in check_tickets(known)] == [("tickets", True, words)]
         now = datetime.now(UTC)
         for stage in (TicketStage.opened, TicketStage.closed):
             number = "1f2e:ticket" if stage is TicketStage.opened else "1f2e:ticket:closed"
@@ -93,17 +93,17 @@ def test_page_waits_for_no_ticket(fresh_database: sa.Engine) -> None:
 def test_doctor_says_what_is_wrong_and_how_to_mend_it(name: str) -> None:
     make, environ, _ = MADE[name]
     with serve_desk(make()) as desk:
-        (found,) = look_at_tickets(settings(desk, **environ | {"HEALER_TICKETS_TOKEN": "wrong"}))
+        (found,) = check_tickets(settings(desk, **environ | {"HEALER_TICKETS_TOKEN": "wrong"}))
     assert not found.ok
     assert "answered 401 Unauthorized" in found.text
     assert "HEALER_TICKETS_*" in found.repair
-    (gone,) = look_at_tickets(settings(desk, **environ))
+    (gone,) = check_tickets(settings(desk, **environ))
     assert "cannot be reached: Connection refused" in gone.text
 
 
 def test_without_a_ticket_system_nothing_is_asked() -> None:
-    assert look_at_tickets(settings(None)) == []
+    assert check_tickets(settings(None)) == []
     assert tickets(settings(None)) is None
     hook = settings(None, HEALER_TICKET_WEBHOOK_URL="https://x.example/not-to-be-told")
-    (found,) = look_at_tickets(hook)
+    (found,) = check_tickets(hook)
     assert found.ok and "not-to-be-told" not in found.text

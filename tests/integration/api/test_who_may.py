@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from healer.adapters.postgres.token_book import tokens_of_no_person
 from healer.api.access import Access
 from healer.api.app import create_app
-from healer.bootstrap.access_checks import person_look
+from healer.bootstrap.access_checks import unowned_tokens_check
 from healer.model import Playbook, Role, Step, Verb
 from healer.model.grants import Grant
 from healer.ports.callers import NewToken
@@ -202,7 +202,7 @@ def test_doctor_names_the_tokens_of_no_person(own: Desk) -> None:
     assert tokens_of_no_person(own.api.engine, now, provided=False) == [f"admin-{old}"]
     local = {"responder", "operator", "admin"}
     assert {*tokens_of_no_person(own.api.engine, now, provided=True)} == {f"admin-{old}", *local}
-    look = person_look([f"admin-{number}" for number in range(7)])
+    look = unowned_tokens_check([f"admin-{number}" for number in range(7)])
     assert (look.ok, "admin-4 and 2 more: no known person" in look.text) == (False, True)
 
 

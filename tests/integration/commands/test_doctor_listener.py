@@ -5,23 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from healer.bootstrap.doctor_checks import Look
-from healer.bootstrap.listener_checks import look_at_listener
+from healer.bootstrap.doctor_checks import Check
+from healer.bootstrap.listener_checks import check_listener
 from healer.settings import Settings, load, shipped_rules
 from tests.support.openssl import Authority, Pair
 
 LASTS = ("-days", "90")
 
 
-def looks(**environ: str) -> dict[str, Look]:
-    return {look.name: look for look in look_at_listener(settings(**environ))}
+def looks(**environ: str) -> dict[str, Check]:
+    return {look.name: look for look in check_listener(settings(**environ))}
 
 
 def settings(**environ: str) -> Settings:
     return load({"HEALER_LISTEN": "127.0.0.1:1", **environ}, which=lambda _: None)
 
 
-def by(files: Pair, **more: str) -> dict[str, Look]:
+def by(files: Pair, **more: str) -> dict[str, Check]:
     return looks(HEALER_TLS_CERT=str(files.cert), HEALER_TLS_KEY=str(files.key), **more)
 
 
@@ -76,7 +76,7 @@ def test_a_console_url_that_contradicts_the_public_one_is_named(tmp_path: Path) 
     shutil.copytree(shipped_rules(), rules)
     file = rules / "notifications.yaml"
     file.write_text(file.read_text() + "\nconsole_url: https://old.example\n")
-    found = look_at_listener(settings(HEALER_PUBLIC_URL="https://h.example", HEALER_RULES_DIR=str(rules)))
+    found = check_listener(settings(HEALER_PUBLIC_URL="https://h.example", HEALER_RULES_DIR=str(rules)))
     assert [look.text for look in found if not look.ok and look.name == "public URL"] == [
         "links in messages begin with https://old.example, not with https://h.example"
     ]

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from healer.bootstrap.doctor_checks import Look, look_at_slurm
+from healer.bootstrap.doctor_checks import Check, check_slurm
 from healer.settings import load_executor
 
 pytestmark = pytest.mark.heavy
 
 
-def looks(folder: Path, token: str, **settings: str) -> dict[str, Look]:
+def looks(folder: Path, token: str, **settings: str) -> dict[str, Check]:
     (folder / "token").write_text(token)
     (folder / "token").chmod(0o600)
     given = {
@@ -23,7 +23,7 @@ def looks(folder: Path, token: str, **settings: str) -> dict[str, Look]:
         "HEALER_SLURM_REST_URL": f"unix://{folder}/nobody-listens",
         "HEALER_SLURM_TOKEN_FILE": str(folder / "token"),
     }
-    return {found.name: found for found in look_at_slurm(load_executor(given | settings))}
+    return {found.name: found for found in check_slurm(load_executor(given | settings))}
 
 
 def a_token(**claims: object) -> str:

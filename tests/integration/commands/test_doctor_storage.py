@@ -15,20 +15,20 @@ from healer.adapters.postgres import tables
 from healer.adapters.postgres.audit_rows import append
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresTokens
-from healer.bootstrap.access_checks import look_at_access
+from healer.bootstrap.access_checks import check_access
 from healer.bootstrap.all_checks import mended
-from healer.bootstrap.clock_checks import look_at_clocks
-from healer.bootstrap.coverage_checks import look_at_coverage, look_at_unused_rules
+from healer.bootstrap.clock_checks import check_clocks
+from healer.bootstrap.coverage_checks import check_coverage, check_unused_rules
 from healer.bootstrap.doctor_checks import (
-    Look,
-    look_at_channels,
-    look_at_database,
-    look_at_guards,
-    look_at_rules,
+    Check,
+    check_database,
+    check_guards,
+    check_notification_channels,
+    check_rules,
 )
 from healer.bootstrap.executor import audit_signer
-from healer.bootstrap.file_checks import look_at_files
-from healer.bootstrap.storage_checks import look_at_storage
+from healer.bootstrap.file_checks import check_files
+from healer.bootstrap.storage_checks import check_storage
 from healer.embedded import running
 from healer.embedded.running import Running
 from healer.model import Role, SlurmNode, SlurmSnapshot, audit_record
@@ -51,7 +51,7 @@ def of(db: sa.Engine, folder: Path) -> Settings:
     return settings(folder, HEALER_DATABASE_URL=db.url.render_as_string(hide_password=False))
 
 
-def named(looks: list[Look]) -> dict[str, Look]:
+def named(looks: list[Check]) -> dict[str, Check]:
     return {look.name: look for look in looks}
 
 
@@ -59,7 +59,7 @@ def test_mistakes_in_rules_are_listed_in_one_line(tmp_path: Path) -> None:
     """The symbol of a control character separated them."""
     rules = Path(shutil.copytree("rules", tmp_path / "rules"))
     (rules / "watches.yaml").write_text("slow: 1\nqueued: 2\n")
-    (look,) = look_at_rules(settings(tmp_path, HEALER_RULES_DIR=str(rules)))
+    (look,) = check_rules(settings(tmp_path, HEALER_RULES_DIR=str(rules)))
     first, second = "watches.yaml:1: unknown field slow", "watches.yaml:2: unknown field queued"
     assert (look.state, "\n" in look.text) == ("fail", False)
     assert look.text.startswith(first) and f", {second}" in look.text
@@ -86,7 +86,7 @@ def test_guards_of_a_cluster_or_partition_that_is_not_there_are_found(
     def found(clusters: str, partitions: str) -> list[tuple[str, str]]:
         text = shipped.replace("\nclusters: {}", f"\nclusters: {{{clusters}}}")
         file.write_text(text.replace("\npartitions: {}", f"\npartitions: {{{partitions}}}"))
-        looks = look_at_guards(settings(tmp_path, **environ))
+        looks = check_guards(settings(tmp_path, **environ))
         return [(look.state, look.text) for look in looks if "bind nothing" in look.text]
 
     for name in ("pod1", "old"):
@@ -107,10 +107,10 @@ def test_routes_of_a_cluster_that_is_not_there_are_found(fresh_database: sa.Engi
     environ = {"HEALER_DATABASE_URL": url, "HEALER_RULES_DIR": str(rules), "HEALER_CLUSTER": "pod1"}
     channel = "channels:\n  - {name: bot, kind: feishu}\n"
 
-    def found(clusters: str) -> list[Look]:
+    def found(clusters: str) -> list[Check]:
         text = f"{channel}routes:\n  - {{how: page, to: [bot], clusters: [{clusters}]}}\n"
         (rules / "notifications.yaml").write_text(text)
-        looks = look_at_channels(settings(tmp_path, **environ))
+        looks = check_notification_channels(settings(tmp_path, **environ))
         return [look for look in looks if look.name == "routes"]
 
     (wrong,) = found('"po*", old, pod1, "Pod*"')
@@ -120,32 +120,32 @@ def test_routes_of_a_cluster_that_is_not_there_are_found(fresh_database: sa.Engi
 
 def test_modes_are_found_and_mended(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    (missing,) = look_at_files(settings(folder))
+    (missing,) = check_files(settings(folder))
     assert missing.state == "note" and missing.text == f"{folder} is missing"
     assert mended(missing).text == f"fixed: {folder} is missing"
     assert folder.stat().st_mode & 0o777 == 0o711
     (folder / "token-key").write_text("0" * 64)
     (folder / "token-key").chmod(0o644)
     folder.chmod(0o777)
-    found = look_at_files(settings(folder))
+    found = check_files(settings(folder))
     assert [(look.ok, look.state, look.repair) for look in found] == [
         (False, "fail", f"chmod 0755 {folder}"), (False, "fail", f"chmod 0600 {folder / 'token-key'}"),
     ]  # fmt: skip
     assert all(mended(look).ok for look in found)
     assert (folder / "token-key").stat().st_mode & 0o777 == 0o600
-    assert [look.ok for look in look_at_files(settings(folder))] == [True]
+    assert [look.ok for look in check_files(settings(folder))] == [True]
 
 
 def test_folder_of_the_audit_that_is_none_is_found_and_named_by_the_worker(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     where = settings(tmp_path, HEALER_AUDIT_DIR=str(tmp_path / "file" / "audit"))
-    (missing,) = look_at_files(where)
+    (missing,) = check_files(where)
     assert (missing.state, missing.text.partition(":")[0]) == ("fail", "HEALER_AUDIT_DIR")
     with pytest.raises(SettingsError, match=r"HEALER_AUDIT_DIR: the worker cannot write .*Not a directory"):
         audit_signer(where)
     (tmp_path / "audit").mkdir(mode=0o755)
     well = settings(tmp_path, HEALER_AUDIT_DIR=str(tmp_path / "audit"))
-    assert look_at_files(well)[0].ok and audit_signer(well).key
+    assert check_files(well)[0].ok and audit_signer(well).key
 
 
 def test_world_readable_secret_is_found_and_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +156,10 @@ def test_world_readable_secret_is_found_and_fixed(tmp_path: Path, monkeypatch: p
         path.chmod(0o644)
     monkeypatch.setenv("HEALER_DATABASE_URL_FILE", str(login))
     where = settings(data, HEALER_SLURM_TOKEN_FILE=str(token))
-    found = look_at_files(where)
+    found = check_files(where)
     assert [look.repair for look in found] == [f"chmod 0640 {token}", f"chmod 0640 {login}"]
     assert not any(look.ok for look in found) and all(mended(look).ok for look in found)
-    assert (login.stat().st_mode & 0o777, look_at_files(where)[0].state) == (0o640, "ok")
+    assert (login.stat().st_mode & 0o777, check_files(where)[0].state) == (0o640, "ok")
 
 
 def test_the_note_of_a_killed_healer_is_removed_and_of_a_living_one_not(tmp_path: Path) -> None:
@@ -168,11 +168,11 @@ def test_the_note_of_a_killed_healer_is_removed_and_of_a_living_one_not(tmp_path
     tmp_path.chmod(0o711)
     note = Running(pid=ended.pid, url="http://127.0.0.1:1", database_url="x", broker_url="")
     running.note(tmp_path, note)
-    (stale,) = look_at_files(settings(tmp_path))
+    (stale,) = check_files(settings(tmp_path))
     assert "was killed" in stale.text and mended(stale).ok
     assert not (tmp_path / "running.json").exists()
     running.note(tmp_path, Running(pid=os.getpid(), url="http://x", database_url="x", broker_url=""))
-    assert [look.ok for look in look_at_files(settings(tmp_path))] == [True]
+    assert [look.ok for look in check_files(settings(tmp_path))] == [True]
 
 
 def test_failed_repair_reports_its_reason() -> None:
@@ -180,7 +180,7 @@ def test_failed_repair_reports_its_reason() -> None:
         raise PermissionError(1, "Operation not permitted")
 
     found = mended(
-        Look(quoted("files"), False, quoted("other users can read x"), quoted("chmod 0600 x"), fails)
+        Check(quoted("files"), False, quoted("other users can read x"), quoted("chmod 0600 x"), fails)
     )
     assert (found.ok, found.text) == (False, "other users can read x; not fixed: Operation not permitted")
 
@@ -213,7 +213,7 @@ def test_the_database_is_looked_at(fresh_database: sa.Engine, tmp_path: Path) ->
             conn.execute(
                 sa.insert(tables.tokens).values(id=name, digest=name.encode(), name=name, owner=owner, **soon)
             )
-    found = named(look_at_storage(of(fresh_database, tmp_path)))
+    found = named(check_storage(of(fresh_database, tmp_path)))
     assert not found["backup"].ok and "healer backup" in found["backup"].repair
     assert "MB a day" in found["disk"].text
     # The tests' server does not wait for the disk: that is what is to be found.
@@ -224,7 +224,7 @@ def test_the_database_is_looked_at(fresh_database: sa.Engine, tmp_path: Path) ->
 
 
 def test_a_disk_is_looked_at_before_anything_was_recorded(fresh_database: sa.Engine, tmp_path: Path) -> None:
-    found = named(look_at_storage(of(fresh_database, tmp_path)))
+    found = named(check_storage(of(fresh_database, tmp_path)))
     assert "MB" in found["disk"].text and "a day" not in found["disk"].text
 
 
@@ -240,13 +240,13 @@ def test_nodes_and_rules_are_looked_at(fresh_database: sa.Engine, tmp_path: Path
             conn.execute(sa.insert(tables.inbox).values(**row, digest=digest, doc=doc))
         append(conn, audit_record("pod1", now, "healer", "x.y", "z"))
     where = of(fresh_database, tmp_path)
-    (coverage,) = look_at_coverage(where)
+    (coverage,) = check_coverage(where)
     assert (
         coverage.text == "1 of 2 nodes of pod1 reported in the last minute; silent: gpu0002 (never enrolled)"
     )
-    clock = named(look_at_clocks(where))["clocks of nodes"]
+    clock = named(check_clocks(where))["clocks of nodes"]
     assert (clock.ok, clock.text) == (False, "0 of 1 nodes of pod1 within 5 s of healer; not: gpu0001 -7 s")
-    (rules,) = look_at_unused_rules(where)
+    (rules,) = check_unused_rules(where)
     assert rules.ok and rules.text.startswith("0 of ") and "never: " in rules.text
 
 
@@ -265,7 +265,7 @@ def test_a_node_of_another_cluster_with_that_name_does_not_lend_it_a_token(
         "".join(f'[clusters.{name}]\nHEALER_SLURM_ADAPTERS = "sim"\n' for name in ("pod1", "pod2"))
     )
     url = fresh_database.url.render_as_string(hide_password=False)
-    looks = look_at_coverage(settings(tmp_path, HEALER_DATABASE_URL=url, HEALER_CONFIG=str(config)))
+    looks = check_coverage(settings(tmp_path, HEALER_DATABASE_URL=url, HEALER_CONFIG=str(config)))
     assert [look.text.rpartition("; ")[2] for look in looks] == [
         "silent: gpu0001 (have a token, and never sent anything in the last week)",
         "silent: gpu0001 (never enrolled)",
@@ -280,27 +280,27 @@ def test_doctor_with_the_login_of_a_part_names_what_it_cannot_check(
         conn.execute(sa.insert(tables.snapshots).values(**row))
     url = fresh_database.url.set(username="healer_worker").render_as_string(hide_password=False)
     where = settings(tmp_path, HEALER_DATABASE_URL=url)
-    rights = named(look_at_database(where))["rights of the login"]
+    rights = named(check_database(where))["rights of the login"]
     assert rights.state == "note"
     assert rights.text.startswith("healer_worker may not read tokens, break_glass: break-glass, tokens and ")
-    assert named(look_at_storage(where)).keys() >= {"disk", "PostgreSQL settings", "backup", "seal"}
-    assert look_at_access(where) == []
-    assert "rights of the login" not in named(look_at_database(of(fresh_database, tmp_path)))
+    assert named(check_storage(where)).keys() >= {"disk", "PostgreSQL settings", "backup", "seal"}
+    assert check_access(where) == []
+    assert "rights of the login" not in named(check_database(of(fresh_database, tmp_path)))
 
 
 def test_database_that_was_not_upgraded_is_a_failed_check(empty_database: sa.Engine, tmp_path: Path) -> None:
     where = of(empty_database, tmp_path)
-    found = named(look_at_database(where))["tables"]
+    found = named(check_database(where))["tables"]
     assert (found.ok, found.repair) == (False, "Run `healer db upgrade`.")
-    assert look_at_storage(where) == look_at_access(where) == []
+    assert check_storage(where) == check_access(where) == []
 
 
 def test_database_that_accepts_no_writes_is_a_failed_check(fresh_database: sa.Engine, tmp_path: Path) -> None:
     where, setting = of(fresh_database, tmp_path), "default_transaction_read_only"
-    assert all(look.ok for look in look_at_database(where))
+    assert all(look.ok for look in check_database(where))
     with fresh_database.begin() as conn:
         conn.exec_driver_sql(f"ALTER DATABASE {fresh_database.url.database} SET {setting} = on")
-    (refuses,) = [look for look in look_at_database(where) if not look.ok]
+    (refuses,) = [look for look in check_database(where) if not look.ok]
     with fresh_database.begin() as conn:
         conn.exec_driver_sql(f"ALTER DATABASE {fresh_database.url.database} RESET {setting}")
     assert (refuses.name, refuses.text.partition(":")[0]) == ("database", "accepts no writes")

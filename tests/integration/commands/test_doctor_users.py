@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from healer.bootstrap.user_checks import look_at_users
+from healer.bootstrap.user_checks import check_users
 from healer.settings import load
 from tests.support.processes import clean_environ
 
@@ -51,7 +51,7 @@ def test_parts_of_another_database_are_another_installation_s(
     fresh_database: sa.Engine, empty_database: sa.Engine
 ) -> None:
     def looks(db: sa.Engine) -> list[str]:
-        return [str(look.text) for look in look_at_users(load(environ_of(db), which=lambda _: None))]
+        return [str(look.text) for look in check_users(load(environ_of(db), which=lambda _: None))]
 
     with scraper_of(fresh_database):
         assert [text.partition(":")[0] for text in looks(fresh_database)] == ["scraper"]

@@ -95,7 +95,7 @@ def test_doctor_names_what_is_missing_or_cannot_be_started(folder: Path, tmp_pat
         )
     )
     settings = load_settings({"HEALER_RULES_DIR": str(folder), "HEALER_DATA_DIR": str(tmp_path)})
-    found = {one.name: one for one in doctor_checks.look_at_site_commands(settings)}
+    found = {one.name: one for one in doctor_checks.check_site_commands(settings)}
     assert {name.rpartition(" ")[2]: one.ok for name, one in found.items()} == {
         "good": True, "gone": False, "plain": False,
     }  # fmt: skip
@@ -104,7 +104,7 @@ def test_doctor_names_what_is_missing_or_cannot_be_started(folder: Path, tmp_pat
 
 
 def test_doctor_finds_nothing_wrong_with_an_empty_list(tmp_path: Path) -> None:
-    (only,) = doctor_checks.look_at_site_commands(load_settings({"HEALER_DATA_DIR": str(tmp_path)}))
+    (only,) = doctor_checks.check_site_commands(load_settings({"HEALER_DATA_DIR": str(tmp_path)}))
     assert only.ok and only.text.startswith("none")
 
 

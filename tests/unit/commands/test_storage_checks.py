@@ -11,7 +11,7 @@ from healer.bootstrap.storage_checks import (
     ending_tokens,
     growth,
     postgres_settings,
-    standby_looks,
+    standby_checks,
 )
 
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
@@ -72,14 +72,14 @@ def test_settings_that_are_well_and_too_few_connections() -> None:
 def test_a_standby_that_commits_wait_for_must_be_there(
     given: str, connected: list[str], state: str, words: str
 ) -> None:
-    found = standby_looks(GOOD | {"synchronous_standby_names": given}, connected)
+    found = standby_checks(GOOD | {"synchronous_standby_names": given}, connected)
     assert [look.state for look in found] == ([state] if state else [])
     assert not found or words in found[0].text
 
 
 def test_a_local_commit_waits_for_no_standby() -> None:
     values = GOOD | {"synchronous_standby_names": "*", "synchronous_commit": "local"}
-    (found,) = standby_looks(values, ["b"])
+    (found,) = standby_checks(values, ["b"])
     assert found.state == "note" and "synchronous_commit" in found.repair
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from healer.bootstrap.user_checks import check_users, users_of_parts
+from healer.bootstrap.user_checks import check_users_of_parts, users_of_parts
 from tests.support.units import PARTS
 
 ANN, WORKER = 61001, 61002
@@ -39,14 +39,14 @@ def test_a_part_with_the_worker_s_user_or_root_s_is_named(
     process(tmp_path, 100, "healer api", 0)
     connected = [(f"healer {part}", pid) for pid, part in enumerate((own | users), 1)]
     connected += [("healer api acting", 1), ("healer worker", 98), ("healer doctor", 99), ("healer api", 101)]
-    (look,) = check_users(users_of_parts(tmp_path, connected), together=False)
+    (look,) = check_users_of_parts(users_of_parts(tmp_path, connected), together=False)
     assert look.state == state and says in str(look.text), look
 
 
 def test_an_ordinary_user_s_healer_up_runs_all_parts_as_that_user() -> None:
-    (look,) = check_users({part: {ANN} for part in PARTS}, together=True)
+    (look,) = check_users_of_parts({part: {ANN} for part in PARTS}, together=True)
     assert look.state == "note" and "the worker's user" in str(look.text)
 
 
 def test_a_machine_without_parts_has_no_such_check(tmp_path: Path) -> None:
-    assert check_users(users_of_parts(tmp_path, []), together=False) == []
+    assert check_users_of_parts(users_of_parts(tmp_path, []), together=False) == []

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from healer.bootstrap.access_checks import account_looks, glass_look
+from healer.bootstrap.access_checks import account_checks, break_glass_check
 from healer.model import Role
 from healer.ports.break_glass import GlassState
 from healer.ports.service_accounts import TokenRow
@@ -29,7 +29,7 @@ def test_a_notice_says_who_owns_the_account_and_what_replaces_it() -> None:
 
 
 def test_doctor_fails_for_an_account_that_has_ended_alone() -> None:
-    looks = [account_looks([account(left)], NOW) for left in (20 * DAY, 3 * DAY, -DAY)]
+    looks = [account_checks([account(left)], NOW) for left in (20 * DAY, 3 * DAY, -DAY)]
     assert [[look.ok for look in found] for found in looks] == [[], [True], [False]]
 
 
@@ -38,7 +38,7 @@ def test_doctor_fails_while_break_glass_is_active_or_its_seal_is_broken() -> Non
     used = GlassState(
         sealed_at=NOW - DAY, used_at=NOW, used_by="break-glass (ada)", reason="away", until=NOW + DAY / 24
     )
-    assert [glass_look(state, NOW).ok for state in (GlassState(), sealed, used)] == [True, True, False]
-    assert "is an administrator until 04:00" in glass_look(used, NOW).text
-    later = glass_look(used, NOW + DAY)
+    assert [break_glass_check(state, NOW).ok for state in (GlassState(), sealed, used)] == [True, True, False]
+    assert "is an administrator until 04:00" in break_glass_check(used, NOW).text
+    later = break_glass_check(used, NOW + DAY)
     assert (later.ok, "the seal is broken" in later.text) == (False, True)

@@ -20,7 +20,7 @@ FOLDER = sayings.PACKAGE / "commands"
 #: What these are given is read by people.
 SPEAKERS = frozenset({
     "print_line", "say_own", "prompt", "confirm", "BadParameter", "Failed", "ClientError", "ConfProblem",
-    "SettingsError", "FolderUnusable", "Look", "echo",
+    "SettingsError", "FolderUnusable", "Check", "echo",
 })  # fmt: skip
 #: What the same people read, made elsewhere: by folder of the package.
 MADE_BY = {

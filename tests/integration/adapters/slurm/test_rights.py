@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from healer.adapters.slurm.cli_client import CliScheduler
-from healer.bootstrap.doctor_checks import Look
-from healer.bootstrap.trial_checks import NO_NODE, look_at_munge, look_at_reboots, tried_rights
+from healer.bootstrap.doctor_checks import Check
+from healer.bootstrap.trial_checks import NO_NODE, check_munge, check_reboots, tried_rights
 from healer.ports.scheduling import SchedulerRefused
 from healer.settings import ExecutorSettings, load_executor
 from tests.support.munge import realm
@@ -70,13 +70,13 @@ def test_slurm_that_returns_a_slow_boot_untested_is_noted(
     scontrol.write_text(f"#!/bin/sh\n[ \"$*\" = 'show config' ] && printf '%s' '{shown}'\n")
     scontrol.chmod(0o755)
     given = {"HEALER_SLURM_BIN_DIR": str(tmp_path), "HEALER_SLURM_ADAPTERS": "cli"}
-    looks = look_at_reboots(load_executor(given | {"HEALER_DATA_DIR": str(tmp_path)}))
+    looks = check_reboots(load_executor(given | {"HEALER_DATA_DIR": str(tmp_path)}))
     assert [look.state for look in looks] == states
     assert all(f"{resume_s} s" in look.text and "ReturnToService=1" in look.repair for look in looks)
 
 
-def munge_looks(folder: Path, socket: Path) -> list[Look]:
-    return look_at_munge(load_executor({"HEALER_DATA_DIR": str(folder), "HEALER_MUNGE_SOCKET": str(socket)}))
+def munge_looks(folder: Path, socket: Path) -> list[Check]:
+    return check_munge(load_executor({"HEALER_DATA_DIR": str(folder), "HEALER_MUNGE_SOCKET": str(socket)}))
 
 
 def test_munge_is_tried_by_a_credential_of_its_own(scratch: Path) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.stragglers import upper_bound
 from healer.detection.hang_evidence import QUIET_S
 from healer.detection.hangs import Hangs
-from healer.detection.protocol import Look
+from healer.detection.protocol import TickInput
 from healer.detection.reported import REPORTS_KEPT as KEPT
 from healer.model import (
     Catalogue,
@@ -115,11 +115,11 @@ class Fleet:
             batches = step_batches(body, lambda *_: True, self.now, cluster=CLUSTER).batches
             self.steps.update(batches, self.slurm, self.now)
         if self.at_s % TICK_S:
-            return self.hangs.glance(self._look()) if self.links else ()
+            return self.hangs.tick_early(self._look()) if self.links else ()
         return self.hangs.tick(self._look()).findings
 
-    def _look(self) -> Look:
-        return Look(
+    def _look(self) -> TickInput:
+        return TickInput(
             self.now,
             self.telemetry,
             self.steps,

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from healer.detection.protocol import Look
+from healer.detection.protocol import TickInput
 from healer.detection.stragglers import Stragglers
 from healer.model import Catalogue, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.telemetry import StepBatch
@@ -81,7 +81,7 @@ class Fleet:
             grad_norm=self.none,
         )
         self.steps.update([batch], self.slurm, at)
-        detected = self.stragglers.tick(Look(at, self.telemetry, self.steps, self.slurm))
+        detected = self.stragglers.tick(TickInput(at, self.telemetry, self.steps, self.slurm))
         return {one.component.node for one in detected.findings if one.fault == "straggler"}
 
 

@@ -27,7 +27,7 @@ from healer.detection.language import parse
 from healer.detection.leaks import Leaks
 from healer.detection.level_shift import Shifts
 from healer.detection.measured import RuleEngine
-from healer.detection.protocol import Look
+from healer.detection.protocol import TickInput
 from healer.detection.scorers import Scorer
 from healer.detection.stragglers import Stragglers
 from healer.model import (
@@ -180,7 +180,7 @@ def main() -> None:
         before = sum(map(sum, watch.ms.values()))
         with watch("samples into the windows"):
             telemetry.update(reports, book)
-        look = Look(now, telemetry, step_times, picture)
+        look = TickInput(now, telemetry, step_times, picture)
         with watch(f"{len(rules.detection)} rules"):
             found += len(engine.tick(look).findings)
         with watch("features of all nodes (each 30 s)"):

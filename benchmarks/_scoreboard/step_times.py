@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks._scoreboard.events import Tally, alarms, judge
 from benchmarks._scoreboard.table import Row
 from healer.detection import stragglers
-from healer.detection.protocol import Look
+from healer.detection.protocol import TickInput
 from healer.detection.step_findings import STRAGGLER
 from healer.detection.stragglers import Stragglers
 from healer.model import Catalogue, SlurmJob, SlurmNode, SlurmSnapshot
@@ -161,7 +161,7 @@ def in_force(run: Run) -> Floats:
     for number, compute_s in enumerate(run.times):
         now = START + timedelta(seconds=STEP_S * (number + 1))
         steps.update([_batch(nodes, number, compute_s, now)], slurm, now)
-        detected = detector.tick(Look(now, telemetry, steps, slurm))
+        detected = detector.tick(TickInput(now, telemetry, steps, slurm))
         slow |= {one.component.node for one in detected.findings if one.fault == STRAGGLER}
         slow -= {where.node for fault, where in detected.clear_since if fault == STRAGGLER}
         found[number] = [name in slow for name in nodes]

@@ -19,7 +19,7 @@ from healer.detection.hangs import Hangs
 from healer.detection.leaks import Leaks
 from healer.detection.lemons import Lemons
 from healer.detection.measured import RuleEngine
-from healer.detection.protocol import Detector, PictureLook
+from healer.detection.protocol import Detector, WalkInput
 from healer.detection.readings import read_all
 from healer.detection.reported import (
     alert_findings,
@@ -50,7 +50,7 @@ class Sources(NamedTuple):
 class OverPicture(NamedTuple):
     """A detector that examines the picture in each walk."""
 
-    findings: Callable[[PictureLook], Iterable[Finding]]
+    findings: Callable[[WalkInput], Iterable[Finding]]
 
 
 class OverWindows(NamedTuple):
@@ -83,7 +83,7 @@ DETECTORS: tuple[OverPicture | OverWindows, ...] = (
 )
 
 
-def detect(walk: PictureLook) -> list[Finding]:
+def detect(walk: WalkInput) -> list[Finding]:
     """All findings of the picture at this moment. A fault without a matching rule gives none; an alert is
     always returned, as evidence."""
     note_reports(walk)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from healer.detection.protocol import Detector, Look, Pair, Reports, percent
+from healer.detection.protocol import Detector, Pair, Reports, TickInput, percent
 from healer.detection.step_findings import Onset, finding_at
 from healer.detection.streams import WARM_UP, robust
 from healer.model import Component, Detections, Finding, SlurmJob, SlurmSnapshot
@@ -73,12 +73,12 @@ class Baseline(Detector):
         self._reports = Reports()
         self._clear: dict[Pair, datetime] = {}
 
-    def tick(self, look: Look) -> Detections:
-        slurm, now = look.slurm, look.now
+    def tick(self, given: TickInput) -> Detections:
+        slurm, now = given.slurm, given.now
         findings: list[Finding] = []
         watches: dict[LifeKey, _Watch] = {}
         looks = 0
-        for job in look.steps.jobs():
+        for job in given.steps.jobs():
             shown = active_job(slurm, job.job)
             if slurm is None or shown is None or not job.vouched or job.newest < 0:
                 continue
@@ -92,7 +92,7 @@ class Baseline(Detector):
                 self._look(watch, shown, slurm, now)
             findings += self._findings(watch, now)
         self._watches = watches
-        well = {pair for pair in look.watched if pair[0] == SLOWER_ELSEWHERE and self._is_well(pair[1])}
+        well = {pair for pair in given.watched if pair[0] == SLOWER_ELSEWHERE and self._is_well(pair[1])}
         self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
         return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 

@@ -9,7 +9,7 @@ import msgspec
 
 from healer.detection.hang_evidence import are_measured_since, ports_down
 from healer.detection.job_watch import LINK_BEFORE
-from healer.detection.protocol import Look, new_evidence
+from healer.detection.protocol import TickInput, new_evidence
 from healer.model import Component, FaultClass, Finding, NodeReport, Remedy, Sense
 from healer.model.faults import STOPPED_JOB, Trait, fault_is
 from healer.text import Said, joined, quoted, say
@@ -37,17 +37,17 @@ class Stop(NamedTuple):
     confidence: float
 
 
-def blamed_node(stop: Stop, look: Look) -> Finding | None:
+def blamed_node(stop: Stop, given: TickInput) -> Finding | None:
     """The only node that has lost something, if that is certain: the kernel reports a file system, a disk or
     memory, and a lost port has been down for a while. None: no node, or several, of the job or of the node's
     places, whichever of them the ranks wait for."""
     if len(stop.reports) != 1:
         return None
     ((node, report),) = stop.reports.items()
-    neighbours = {other.name for other in look.slurm.neighbours_of(node)} if look.slurm else set[str]()
+    neighbours = {other.name for other in given.slurm.neighbours_of(node)} if given.slurm else set[str]()
     of_place = (
-        *ports_down(look.telemetry, neighbours, look.now, stop.begun).values(),
-        *reported_losses(look, neighbours).values(),
+        *ports_down(given.telemetry, neighbours, given.now, stop.begun).values(),
+        *reported_losses(given, neighbours).values(),
     )
     of_job = (other for name, other in stop.lost.items() if name != node)
     if _is_among(report, of_place, PLACE_LOSES) or _is_among(report, of_job, LINK_BEFORE):
@@ -58,20 +58,20 @@ def blamed_node(stop: Stop, look: Look) -> Finding | None:
     line = report.evidence
     signs = [msgspec.structs.replace(line, job=job)] if line is not None else []
     if not fault_is(report.fault, Trait.may_stop_work):
-        port = ports_down(look.telemetry, (node,), look.now, stop.begun).get(node)
-        if port is None or look.now - port.at < PORT_STAYS:
+        port = ports_down(given.telemetry, (node,), given.now, stop.begun).get(node)
+        if port is None or given.now - port.at < PORT_STAYS:
             return None
-        if not are_measured_since(look.telemetry, neighbours, port.at, look.now):
+        if not are_measured_since(given.telemetry, neighbours, port.at, given.now):
             return None
-        signs.append(new_evidence(identity, where, port.at, port.text, look.now, Sense.metrics))
+        signs.append(new_evidence(identity, where, port.at, port.text, given.now, Sense.metrics))
     text = joined((stop.text, loss_text(node, report)), "semicolon")
-    steps = new_evidence(f"{identity}|steps", where, stop.begun, text, look.now, Sense.step_times)
+    steps = new_evidence(f"{identity}|steps", where, stop.begun, text, given.now, Sense.step_times)
     found = Finding.from_evidence(
         signs[0],
         fault=STOPPED_JOB,
         fault_class=FaultClass.fatal,
         component=where,
-        arrived_at=look.now,
+        arrived_at=given.now,
         title=say("detection.stopped_job", job=job, loss=_at_most(report.text, 80)),
         text=text,
         confidence=stop.confidence,
@@ -82,8 +82,8 @@ def blamed_node(stop: Stop, look: Look) -> Finding | None:
     return msgspec.structs.replace(found, evidence=(*signs, steps))
 
 
-def reported_losses(look: Look, nodes: Iterable[str]) -> dict[str, NodeReport]:
-    return {name: look.node_reports[name] for name in nodes if name in look.node_reports}
+def reported_losses(given: TickInput, nodes: Iterable[str]) -> dict[str, NodeReport]:
+    return {name: given.node_reports[name] for name in nodes if name in given.node_reports}
 
 
 def loss_text(node: str, report: NodeReport) -> Said:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.outlook import slope_of
-from healer.detection.protocol import Detector, Look, new_evidence, percent, watch_jobs
+from healer.detection.protocol import Detector, TickInput, new_evidence, percent, watch_jobs
 from healer.detection.streams import WARM_UP, medians_of
 from healer.model import Component, Detections, FaultClass, Finding, Sense
 from healer.observations.steps import JobSteps, LifeKey, active_job
@@ -157,13 +157,13 @@ class Creep(Detector):
     def __init__(self) -> None:
         self._watches: dict[LifeKey, _Watch] = {}
 
-    def tick(self, look: Look) -> Detections:
-        now = look.now
+    def tick(self, given: TickInput) -> Detections:
+        now = given.now
         # A life that reports its work only now is followed from scratch.
         same = {
             key: watch for key, watch in self._watches.items() if watch.with_work == _reports_work(watch.job)
         }
-        self._watches = watch_jobs(same, look.steps, _Watch)
+        self._watches = watch_jobs(same, given.steps, _Watch)
         steps = [(watch, *step) for watch in self._watches.values() for step in watch.begin(now)]
         medians = medians_of([seconds for _, _, seconds in steps]).tolist()
         for (watch, at_s, _), seconds in zip(steps, medians, strict=True):
@@ -171,12 +171,12 @@ class Creep(Detector):
         findings, clear = [], {}
         for watch in self._watches.values():
             where = Component(cluster=watch.job.cluster, job=watch.job.job)
-            if active_job(look.slurm, watch.job.job) is None:
+            if active_job(given.slurm, watch.job.job) is None:
                 continue
             if watch.due and watch.slower is not None:
                 watch.due = False
                 findings.append(_finding(watch, where, watch.slower, now))
-            if watch.cleared is not None and (JOB_CREEP, where) in look.watched:
+            if watch.cleared is not None and (JOB_CREEP, where) in given.watched:
                 clear[JOB_CREEP, where] = watch.cleared
         return Detections(at=now, findings=tuple(findings), clear_since=clear)
 

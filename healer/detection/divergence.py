@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.protocol import Detector, Look, Pair, Reports, unreadable, watch_jobs
+from healer.detection.protocol import Detector, Pair, Reports, TickInput, unreadable, watch_jobs
 from healer.detection.step_findings import (
     LOSS_NAN,
     LOSS_SPIKE,
@@ -254,12 +254,12 @@ class Divergence(Detector):
         #: Results that the ranks of a kind of job share; the most recently seen kind is last.
         self._kinds: dict[Kind, frozenset[str]] = {}
 
-    def tick(self, look: Look) -> Detections:
-        slurm, now = look.slurm, look.now
+    def tick(self, given: TickInput) -> Detections:
+        slurm, now = given.slurm, given.now
         findings: list[Finding] = []
         lasting: set[Pair] = set()
         judged: set[Pair] = set()
-        self._watches = watch_jobs(self._watches, look.steps, _Watch)
+        self._watches = watch_jobs(self._watches, given.steps, _Watch)
         for watch in self._watches.values():
             shown = active_job(slurm, watch.job.job)
             kind = (
@@ -274,7 +274,7 @@ class Divergence(Detector):
                 if self._reports.is_due(pair, now):
                     findings.append(finding)
             judged |= watch.judged(watch.job.places(slurm))
-        well = {pair for pair in look.watched if pair in judged and pair not in lasting}
+        well = {pair for pair in given.watched if pair in judged and pair not in lasting}
         self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
         for pair in (judged - lasting) & self._reports.last_at.keys():
             del self._reports.last_at[pair]

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from healer.detection.protocol import Detector, Look, new_evidence, percent
+from healer.detection.protocol import Detector, TickInput, new_evidence, percent
 from healer.detection.streams import robust
 from healer.model import (
     Component,
@@ -147,15 +147,15 @@ class FleetFigures(Detector):
     def needs_samples(self) -> bool:
         return False
 
-    def tick(self, look: Look) -> Detections:
-        slurm, now = look.slurm, look.now
+    def tick(self, given: TickInput) -> Detections:
+        slurm, now = given.slurm, given.now
         findings: list[Finding] = []
         if slurm is not None and is_due(self._compared, EVERY, now):
             findings = self._compare(slurm, now)
         since = self._known_since
         clear = {
             (fault, where): since
-            for fault, where in look.watched
+            for fault, where in given.watched
             # A node without known figures may be as slow as it was.
             if fault == SLOWER_THAN_FLEET
             and since is not None

@@ -14,7 +14,7 @@ from healer.detection.language.compile import Moment, Program
 from healer.detection.language.expr import Expr
 from healer.detection.language.truth_columns import TRUE
 from healer.detection.outlook import Outlook, outlook
-from healer.detection.protocol import Detector, Look, Spell, Spells, new_evidence, unreadable
+from healer.detection.protocol import Detector, Spell, Spells, TickInput, new_evidence, unreadable
 from healer.model import (
     OF_DEVICES,
     Catalogue,
@@ -138,9 +138,9 @@ class Forecasts(Detector):
 
     # --- looking ----------------------------------------------------------------------------------------
 
-    def tick(self, look: Look) -> Detections:
+    def tick(self, given: TickInput) -> Detections:
         """Cheap, except once per `LOOK_S`."""
-        telemetry, now = look.telemetry, look.now
+        telemetry, now = given.telemetry, given.now
         at_s = now.timestamp()
         if at_s - self.looked_s >= LOOK_S:
             self.looked_s = at_s
@@ -153,7 +153,7 @@ class Forecasts(Detector):
         for followed in self.followed:
             rule, spells = followed.rule, followed.spells
             findings += [_finding(rule, where, spell, telemetry, now) for where, spell in spells.due()]
-            clear |= spells.cleared(rule.rule, look.watched)
+            clear |= spells.cleared(rule.rule, given.watched)
         return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
     def _place(self, followed: _Followed, telemetry: Telemetry) -> None:

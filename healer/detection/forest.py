@@ -23,7 +23,7 @@ from healer.detection.features import (
     feature_words,
 )
 from healer.detection.level_shift import DRIFTED, Shifts
-from healer.detection.protocol import Detector, Look, Pair, Reports, new_evidence, unreadable
+from healer.detection.protocol import Detector, Pair, Reports, TickInput, new_evidence, unreadable
 from healer.detection.scorers import Model
 from healer.model import Chart, ChartLine, Component, Detections, FaultClass, Finding, Scope, Sense
 from healer.model.feature_rows import FeatureRow, Floats, Matrix
@@ -74,8 +74,8 @@ class Forest(Detector):
         self._since = np.zeros((2, 0))
         self._reports = Reports()
 
-    def tick(self, look: Look) -> Detections:
-        telemetry, now = look.telemetry, look.now
+    def tick(self, given: TickInput) -> Detections:
+        telemetry, now = given.telemetry, given.now
         went_back = self._sampled_at is not None and now < self._sampled_at
         if self._of is not telemetry or went_back:
             self._begin(telemetry)
@@ -91,11 +91,11 @@ class Forest(Detector):
             matrix = self._matrix(telemetry, of_class, now)
             self._keep_rows(telemetry, matrix, of_class, now)
             findings = self._score(telemetry, matrix, of_class, now)
-        shifted = self._shifts.tick(telemetry, self._features, now, look.watched)
+        shifted = self._shifts.tick(telemetry, self._features, now, given.watched)
         return Detections(
             at=now,
             findings=(*findings, *shifted.findings),
-            clear_since={**self._clear(look), **shifted.clear_since},
+            clear_since={**self._clear(given), **shifted.clear_since},
         )
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
@@ -162,12 +162,12 @@ class Forest(Detector):
                     findings.append(self._finding(where, row, model, rows, matrix))
         return findings
 
-    def _clear(self, look: Look) -> dict[Pair, datetime]:
+    def _clear(self, given: TickInput) -> dict[Pair, datetime]:
         found: dict[Pair, datetime] = {}
-        for fault, where in look.watched:
-            row = look.telemetry.axis(Scope.node).row(where) if fault == UNUSUAL else None
+        for fault, where in given.watched:
+            row = given.telemetry.axis(Scope.node).row(where) if fault == UNUSUAL else None
             if row is not None and row < self._since.shape[1] and np.isfinite(at_s := self._since[1, row]):
-                found[fault, where] = datetime.fromtimestamp(float(at_s), look.now.tzinfo)
+                found[fault, where] = datetime.fromtimestamp(float(at_s), given.now.tzinfo)
         return found
 
     # --- findings ---

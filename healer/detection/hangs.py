@@ -17,7 +17,7 @@ from healer.detection.blame import BLAMED_AGAIN, Stop, blamed_node, loss_text, r
 from healer.detection.hang_evidence import AtRest, at_rest, ports_down
 from healer.detection.job_starts import STARTS, Starts
 from healer.detection.job_watch import AT_ONCE_S, LINK_GAPS, STOPPED, SURE, UNSURE, YOUNG_S, JobWatch
-from healer.detection.protocol import Detector, Look, Pair, new_evidence, unreadable, watch_jobs
+from healer.detection.protocol import Detector, Pair, TickInput, new_evidence, unreadable, watch_jobs
 from healer.detection.standstill import Standstill, missing_text, standstill, suspects_of
 from healer.model import (
     Component,
@@ -59,10 +59,10 @@ class _Hang:
     #: Ranks report that they wait in a collective for others, or for its end.
     waits: bool = False
 
-    def finding(self, look: Look, *, quiet: bool) -> Finding:
+    def finding(self, given: TickInput, *, quiet: bool) -> Finding:
         """`quiet`: the job's GPUs agree, as a second sense."""
-        watch, stand, job, now = self.watch, self.stand, self.watch.job, look.now
-        places = job.places(look.slurm)
+        watch, stand, job, now = self.watch, self.stand, self.watch.job, given.now
+        places = job.places(given.slurm)
         suspects = suspects_of(job, stand, places, self.reports)
         losses = (loss_text(node, report) for node, report in self.reports.items())
         text = joined((self._since_text(now), missing_text(stand, places), *losses), "semicolon")
@@ -100,21 +100,21 @@ class _Hang:
             usual=watch.usual_s,
         )
 
-    def blamed(self, look: Look) -> Finding | None:
+    def blamed(self, given: TickInput) -> Finding | None:
         """The node that stopped the job, if that is certain."""
-        if (look.now - self.begun).total_seconds() <= self.watch.after_s(STOPPED):
+        if (given.now - self.begun).total_seconds() <= self.watch.after_s(STOPPED):
             return None
         life = self.watch.job
         stop = Stop(
             job=Component(cluster=life.cluster, job=life.job),
             key=f"{life.restart}|{self.watch.newest}",
             begun=self.begun,
-            text=self._since_text(look.now),
+            text=self._since_text(given.now),
             reports=self.reports,
             lost=self.lost,
             confidence=self.confidence,
         )
-        return blamed_node(stop, look)
+        return blamed_node(stop, given)
 
 
 class Hangs(Detector):
@@ -126,23 +126,23 @@ class Hangs(Detector):
         self._watches: dict[LifeKey, JobWatch] = {}
         self._clear: dict[Pair, datetime] = {}
 
-    def tick(self, look: Look) -> Detections:
+    def tick(self, given: TickInput) -> Detections:
         def lost(nodes: Iterable[str]) -> dict[str, NodeReport]:
-            return ports_down(look.telemetry, nodes, look.now) | reported_losses(look, nodes)
+            return ports_down(given.telemetry, nodes, given.now) | reported_losses(given, nodes)
 
-        findings = (*self._found(look, lost, self._rests), *self._stuck_starts(look))
-        pairs = [pair for pair in look.watched if pair[0] == HANG and self._is_over(pair, look)]
-        self._clear = {pair: self._clear.get(pair, look.now) for pair in pairs}
-        return Detections(at=look.now, findings=findings, clear_since=dict(self._clear))
+        findings = (*self._found(given, lost, self._rests), *self._stuck_starts(given))
+        pairs = [pair for pair in given.watched if pair[0] == HANG and self._is_over(pair, given)]
+        self._clear = {pair: self._clear.get(pair, given.now) for pair in pairs}
+        return Detections(at=given.now, findings=findings, clear_since=dict(self._clear))
 
-    def glance(self, look: Look) -> tuple[Finding, ...]:
+    def tick_early(self, given: TickInput) -> tuple[Finding, ...]:
         """Jobs that are stuck because of what a node has lost. Other hangs wait for a tick, which examines
         the GPUs."""
 
         def lost(nodes: Iterable[str]) -> dict[str, NodeReport]:
-            return reported_losses(look, nodes)
+            return reported_losses(given, nodes)
 
-        return tuple(self._found(look, lost, lambda *_: None, for_reports=True))
+        return tuple(self._found(given, lost, lambda *_: None, for_reports=True))
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         self._starts.forget(node, since)
@@ -153,42 +153,42 @@ class Hangs(Detector):
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
         return unreadable(packed, STARTS, self._starts.load)
 
-    def _stuck_starts(self, look: Look) -> Iterator[Finding]:
-        slurm = look.slurm
-        if slurm is not None and _is_fresh(slurm, look.now):
-            yield from self._starts.stuck(look, slurm)
+    def _stuck_starts(self, given: TickInput) -> Iterator[Finding]:
+        slurm = given.slurm
+        if slurm is not None and _is_fresh(slurm, given.now):
+            yield from self._starts.stuck(given, slurm)
 
     def _found(
-        self, look: Look, reports_of: ReportsOf, rests: AtRest, *, for_reports: bool = False
+        self, given: TickInput, reports_of: ReportsOf, rests: AtRest, *, for_reports: bool = False
     ) -> Iterator[Finding]:
         """Hangs that are due to be reported, and nodes that caused one. `for_reports`: only hangs explained
         by a loss on a node."""
-        for watch, shown in self._follow(look):
-            moved_at = watch.moved_at or look.now
-            begun = max(moved_at, look.listening_since or moved_at)
+        for watch, shown in self._follow(given):
+            moved_at = watch.moved_at or given.now
+            begun = max(moved_at, given.listening_since or moved_at)
             least_s = YOUNG_S if watch.is_young else AT_ONCE_S
-            if not watch.usual_s > 0 or (look.now - begun).total_seconds() <= least_s:
+            if not watch.usual_s > 0 or (given.now - begun).total_seconds() <= least_s:
                 continue
-            hang = _find_hang(watch, shown, begun, look, reports_of, rests)
+            hang = _find_hang(watch, shown, begun, given, reports_of, rests)
             if hang is None or (for_reports and not hang.reports):
                 continue
-            due = watch.is_due(hang.stand, look.now)
-            quiet = hang.waits and watch.look_is_due(look.now)
-            if quiet := quiet and rests(look.telemetry, shown, look.now) is True:
-                watch.note_quiet(look.now)
+            due = watch.is_due(hang.stand, given.now)
+            quiet = hang.waits and watch.look_is_due(given.now)
+            if quiet := quiet and rests(given.telemetry, shown, given.now) is True:
+                watch.note_quiet(given.now)
             if due or quiet:
-                yield hang.finding(look, quiet=quiet)
-            again = watch.blamed_at is None or look.now - watch.blamed_at >= BLAMED_AGAIN
-            if again and (blamed := hang.blamed(look)) is not None:
-                watch.blamed_at = look.now
+                yield hang.finding(given, quiet=quiet)
+            again = watch.blamed_at is None or given.now - watch.blamed_at >= BLAMED_AGAIN
+            if again and (blamed := hang.blamed(given)) is not None:
+                watch.blamed_at = given.now
                 yield blamed
 
-    def _follow(self, look: Look) -> list[tuple[JobWatch, SlurmJob]]:
+    def _follow(self, given: TickInput) -> list[tuple[JobWatch, SlurmJob]]:
         """Processes new steps; returns the watches of jobs that Slurm shows running in the life that reported
         them."""
-        slurm, now = look.slurm, look.now
+        slurm, now = given.slurm, given.now
         before = {watch.job.job: watch for watch in self._watches.values()}
-        self._watches = watch_jobs(self._watches, look.steps, JobWatch)
+        self._watches = watch_jobs(self._watches, given.steps, JobWatch)
         live: list[tuple[JobWatch, SlurmJob]] = []
         for watch in self._watches.values():
             job = watch.job
@@ -201,20 +201,20 @@ class Hangs(Detector):
                 # Suspended or restarting: steps not made meanwhile do not count as missing.
                 watch.moved_at = now if shown is not None and watch.moved_at is not None else watch.moved_at
             elif job.vouched and is_of_life(job, shown):
-                self._starts.note(job, shown, look.listening_since)
+                self._starts.note(job, shown, given.listening_since)
                 live.append((watch, shown))
         return live
 
-    def _is_over(self, pair: Pair, look: Look) -> bool:
+    def _is_over(self, pair: Pair, given: TickInput) -> bool:
         """The job makes steps again, or has ended."""
         job = pair[1].job or ""
-        if look.slurm is not None and active_job(look.slurm, job) is None:
+        if given.slurm is not None and active_job(given.slurm, job) is None:
             return True
         watches = [watch for (name, _), watch in self._watches.items() if name == job]
         watch = max(watches, key=lambda watch: watch.job.restart, default=None)
         if watch is None or watch.moved_at is None or watch.reported is not None:
             return False
-        return (look.now - watch.moved_at).total_seconds() <= GOES_ON_S
+        return (given.now - watch.moved_at).total_seconds() <= GOES_ON_S
 
 
 def _is_fresh(slurm: SlurmSnapshot, now: datetime) -> bool:
@@ -222,16 +222,16 @@ def _is_fresh(slurm: SlurmSnapshot, now: datetime) -> bool:
 
 
 def _find_hang(
-    watch: JobWatch, shown: SlurmJob, begun: datetime, look: Look, reports_of: ReportsOf, rests: AtRest
+    watch: JobWatch, shown: SlurmJob, begun: datetime, given: TickInput, reports_of: ReportsOf, rests: AtRest
 ) -> _Hang | None:
-    stalled_s = (look.now - begun).total_seconds()
+    stalled_s = (given.now - begun).total_seconds()
     if stalled_s <= LINK_GAPS * watch.usual_s:
         return None
     lost = reports_of(shown.nodes)
     reports = watch.reports_to_blame(lost, begun, stalled_s)
     if not reports and (watch.is_young or stalled_s <= watch.after_s(SURE)):
         return None
-    stand = standstill(watch.job, look.now.timestamp())
+    stand = standstill(watch.job, given.now.timestamp())
     if stand.rests:
         return None
     if reports:
@@ -243,10 +243,10 @@ def _find_hang(
         return None
     sure = limit_s < watch.after_s(UNSURE)
     if not sure:
-        idle = rests(look.telemetry, shown, look.now)
+        idle = rests(given.telemetry, shown, given.now)
         if idle is False or (idle is None and not stand.speaks):
             return None
     # Older losses count if the job waits for that very node.
-    waits_for = {part.node for part in suspects_of(watch.job, stand, watch.job.places(look.slurm), ())}
+    waits_for = {part.node for part in suspects_of(watch.job, stand, watch.job.places(given.slurm), ())}
     reports = {node: report for node, report in lost.items() if node in waits_for}
     return _Hang(watch, stand, begun, reports, lost, 0.9 if sure else 0.7, waits=sure)

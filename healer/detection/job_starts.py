@@ -14,7 +14,7 @@ import msgspec
 
 from healer.detection.blame import BLAMED_AGAIN, Stop, blamed_node, reported_losses
 from healer.detection.hang_evidence import AtRest, are_blocked, ports_down
-from healer.detection.protocol import Look
+from healer.detection.protocol import TickInput
 from healer.model import Component, Finding, NodeReport, SlurmJob, SlurmSnapshot
 from healer.model.faults import Trait, fault_is
 from healer.observations.steps import JobSteps, is_of_life
@@ -69,19 +69,19 @@ class Starts:
         took_s = float(ended.min()) - started.timestamp()
         self._took_s[name] = [*self._took_s.get(name, ()), took_s][-STARTS_KEPT:]
 
-    def stuck(self, look: Look, slurm: SlurmSnapshot) -> Iterator[Finding]:
+    def stuck(self, given: TickInput, slurm: SlurmSnapshot) -> Iterator[Finding]:
         """Nodes that keep a job from its first step. `slurm`: the present snapshot."""
-        self._forget(slurm.jobs, look.now)
-        lives = {life.job: life for life in look.steps.jobs()}
+        self._forget(slurm.jobs, given.now)
+        lives = {life.job: life for life in given.steps.jobs()}
         judged = (slurm.whole(name) for name in self._took_s)
         starting = [shown for shown in judged if shown is not None and _starts(shown, lives.get(shown.id))]
-        self._now = {shown.id: self._followed(shown, look) for shown in starting}
+        self._now = {shown.id: self._followed(shown, given) for shown in starting}
         for shown in starting:
             start = self._now[shown.id]
-            if start.blamed_at is not None and look.now - start.blamed_at < BLAMED_AGAIN:
+            if start.blamed_at is not None and given.now - start.blamed_at < BLAMED_AGAIN:
                 continue
-            if (found := self._blame(shown, start, look)) is not None:
-                start.blamed_at = look.now
+            if (found := self._blame(shown, start, given)) is not None:
+                start.blamed_at = given.now
                 yield found
 
     def forget(self, node: str, since: datetime) -> None:
@@ -108,12 +108,12 @@ class Starts:
                 self._took_s.pop(name, None)
                 self._ended.pop(name, None)
 
-    def _followed(self, shown: SlurmJob, look: Look) -> _Start:
+    def _followed(self, shown: SlurmJob, given: TickInput) -> _Start:
         """The start, with what its nodes have lost so far."""
-        start, at = self._now.get(shown.id), shown.start_at or look.now
+        start, at = self._now.get(shown.id), shown.start_at or given.now
         if start is None or start.at != at:
             start = _Start(at)
-        losses = start.losses | reported_losses(look, shown.nodes)
+        losses = start.losses | reported_losses(given, shown.nodes)
         start.losses = {
             node: report
             for node, report in losses.items()
@@ -121,12 +121,12 @@ class Starts:
         }
         return start
 
-    def _blame(self, shown: SlurmJob, start: _Start, look: Look) -> Finding | None:
-        begun = max(start.at, look.listening_since or look.now)
-        lasts_s = (look.now - begun).total_seconds()
-        if lasts_s <= LEAST_S or look.heard_at is None or look.now - look.heard_at > HEARD:
+    def _blame(self, shown: SlurmJob, start: _Start, given: TickInput) -> Finding | None:
+        begun = max(start.at, given.listening_since or given.now)
+        lasts_s = (given.now - begun).total_seconds()
+        if lasts_s <= LEAST_S or given.heard_at is None or given.now - given.heard_at > HEARD:
             return None
-        ports = ports_down(look.telemetry, shown.nodes, look.now, begun)
+        ports = ports_down(given.telemetry, shown.nodes, given.now, begun)
         lost = ports | start.losses
         reports = {
             node: report
@@ -136,14 +136,14 @@ class Starts:
         if len(reports) != 1:
             return None
         (node,) = reports
-        blocked = are_blocked(look.telemetry, node, shown.nodes, look.now)
+        blocked = are_blocked(given.telemetry, node, shown.nodes, given.now)
         if not blocked and lasts_s <= TIMES * self._usual_s(shown.id):
             return None
         # A start that computes is not stuck.
-        if self._rests(look.telemetry, shown, look.now) is False:
+        if self._rests(given.telemetry, shown, given.now) is False:
             return None
         stop = Stop(
-            job=Component(cluster=look.steps.cluster, job=shown.id),
+            job=Component(cluster=given.steps.cluster, job=shown.id),
             key=f"{shown.restarts}|start",
             begun=begun,
             text=self._text(shown, begun, lasts_s, blocked=blocked),
@@ -151,7 +151,7 @@ class Starts:
             lost=lost,
             confidence=0.8,
         )
-        return blamed_node(stop, look)
+        return blamed_node(stop, given)
 
     def _usual_s(self, job: str) -> float:
         took_s = sorted(self._took_s[job])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from healer.detection.language.truth_columns import min_of
 from healer.detection.outlook import slope_of
 from healer.detection.presentation import with_unit
-from healer.detection.protocol import Detector, Look, Spell, Spells, new_evidence
+from healer.detection.protocol import Detector, Spell, Spells, TickInput, new_evidence
 from healer.model import Component, Detections, FaultClass, Finding, Scope, Sense, SlurmSnapshot
 from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import Series
@@ -71,9 +71,9 @@ class Leaks(Detector):
     _life: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     _leaks: Spells[_Leak] = field(default_factory=lambda: Spells(OVER_POINTS))
 
-    def tick(self, look: Look) -> Detections:
+    def tick(self, given: TickInput) -> Detections:
         """Cheap, except once per `LOOK_S`."""
-        telemetry, slurm, now = look.telemetry, look.slurm, look.now
+        telemetry, slurm, now = given.telemetry, given.slurm, given.now
         at_s = now.timestamp()
         if self._of is not telemetry or at_s < self._looked_s:
             self._begin(telemetry)
@@ -81,7 +81,7 @@ class Leaks(Detector):
             self._looked_s = at_s
             self._look(telemetry, slurm, now)
         findings = tuple(_finding(where, spell, now) for where, spell in self._leaks.due())
-        return Detections(at=now, findings=findings, clear_since=self._leaks.cleared(JOB_LEAK, look.watched))
+        return Detections(at=now, findings=findings, clear_since=self._leaks.cleared(JOB_LEAK, given.watched))
 
     def _begin(self, telemetry: Telemetry) -> None:
         """Starts without series: rows of another telemetry are different nodes."""

@@ -10,7 +10,7 @@ measured on StepFun's trace: `docs/detection.md`."""
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
-from healer.detection.protocol import Detector, Look, new_evidence, unreadable
+from healer.detection.protocol import Detector, TickInput, new_evidence, unreadable
 from healer.model import (
     Component,
     Detections,
@@ -143,8 +143,8 @@ class Lemons(Detector):
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
         return unreadable(packed, MARKS, self.marks.load)
 
-    def tick(self, look: Look) -> Detections:
-        slurm, now = look.slurm, look.now
+    def tick(self, given: TickInput) -> Detections:
+        slurm, now = given.slurm, given.now
         self.marks.look(slurm, now)
         findings: list[Finding] = []
         if is_due(self._computed, EVERY, now):
@@ -152,7 +152,7 @@ class Lemons(Detector):
         since = self._known_since
         clear = {
             (fault, where): since
-            for fault, where in look.watched
+            for fault, where in given.watched
             if fault == LEMON_NODE and since is not None and where.node and self._score(where.node) < OVER
         }
         return Detections(at=now, findings=tuple(findings), clear_since=clear)

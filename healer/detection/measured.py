@@ -17,7 +17,7 @@ from healer.detection.language.expr import Expr
 from healer.detection.language.truth_columns import FALSE, TRUE, UNKNOWN, Truth
 from healer.detection.language.units import PLAIN, UNIT_WORDS
 from healer.detection.presentation import Charts, Sentences
-from healer.detection.protocol import AGAIN_AFTER, Detector, Figures, Look, new_evidence
+from healer.detection.protocol import AGAIN_AFTER, Detector, Figures, TickInput, new_evidence
 from healer.model import (
     OF_DEVICES,
     Catalogue,
@@ -169,12 +169,12 @@ class RuleEngine(Detector):
         rule = next(rule for rule in self.rules if rule.rule.name == finding.rule)
         return Figures(rule.inputs, peers=rule.compares_peers)
 
-    def tick(self, look: Look) -> Detections:
-        telemetry, now = look.telemetry, look.now
+    def tick(self, given: TickInput) -> Detections:
+        telemetry, now = given.telemetry, given.now
         at_s = now.timestamp()
         moment = self.program.tick(telemetry, now)
         by_fault: dict[str, list[Component]] = {}
-        for fault, component in look.watched:
+        for fault, component in given.watched:
             by_fault.setdefault(fault, []).append(component)
         findings: list[Finding] = []
         clear: dict[tuple[str, Component], datetime] = {}

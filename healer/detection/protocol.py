@@ -31,7 +31,7 @@ T = TypeVar("T")
 AGAIN_AFTER = timedelta(minutes=5)
 
 
-class PictureLook(NamedTuple):
+class WalkInput(NamedTuple):
     """The input of detectors over the picture in one walk. `lines`: current lines with their readings."""
 
     rules: Ruleset
@@ -42,7 +42,7 @@ class PictureLook(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TickInput:
     """The input of detectors over measured windows in one tick."""
 
     now: datetime
@@ -75,11 +75,11 @@ class Detector(Protocol):
     Only `tick` is required. The other methods manage its memory.
     """
 
-    def tick(self, look: Look) -> Detections:
-        """New findings, and since when those of `look.watched` are known to be over."""
+    def tick(self, given: TickInput) -> Detections:
+        """New findings, and since when those of `given.watched` are known to be over."""
         ...
 
-    def glance(self, look: Look) -> tuple[Finding, ...]:
+    def tick_early(self, given: TickInput) -> tuple[Finding, ...]:
         """Called between two ticks, when nodes have just lost something a job may need."""
         return ()
 

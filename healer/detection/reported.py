@@ -12,7 +12,7 @@ from hashlib import sha256
 
 import msgspec
 
-from healer.detection.protocol import AGAIN_AFTER, PictureLook
+from healer.detection.protocol import AGAIN_AFTER, WalkInput
 from healer.detection.readings import Reading, read
 from healer.detection.watches import is_offline, is_planned_reboot
 from healer.model import (
@@ -61,7 +61,7 @@ UNEXPLAINED = 0.5
 REPORTS_KEPT = timedelta(minutes=10)
 
 
-def line_findings(walk: PictureLook) -> list[Finding]:
+def line_findings(walk: WalkInput) -> list[Finding]:
     """One finding per line that names a fault with a rule."""
     found = []
     for seen, reading in walk.lines:
@@ -117,7 +117,7 @@ def _as_line(picture: Picture, finding: Finding) -> Observation:
     )
 
 
-def note_reports(walk: PictureLook) -> None:
+def note_reports(walk: WalkInput) -> None:
     """Records in the picture which nodes lost something a job may need, by their newest line."""
     picture = walk.picture
     for seen, reading in walk.lines:
@@ -145,7 +145,7 @@ FAILOVER = timedelta(minutes=1)
 AFTER_BOOT = timedelta(minutes=10)
 
 
-def note_links(walk: PictureLook) -> None:
+def note_links(walk: WalkInput) -> None:
     """Records in the picture which ports lost their link, until the link is back."""
     picture = walk.picture
     for seen, reading in walk.lines:
@@ -161,7 +161,7 @@ def note_links(walk: PictureLook) -> None:
                 picture.links_down[seen.component.node, min(names, default="")] = seen
 
 
-def recall_links(walk: PictureLook) -> None:
+def recall_links(walk: WalkInput) -> None:
     """The same after a restart, without ports that the previous detector has certainly reported."""
     picture = walk.picture
     note_links(walk)
@@ -172,7 +172,7 @@ def recall_links(walk: PictureLook) -> None:
     }
 
 
-def link_findings(walk: PictureLook) -> list[Finding]:
+def link_findings(walk: WalkInput) -> list[Finding]:
     """One finding per port of a network card that lost its link under a running job, by the kernel alone, if
     nothing more precise is known."""
     picture = walk.picture
@@ -273,7 +273,7 @@ def _line_finding(rule: str, reading: Reading, seen: Observation) -> Finding:
 HOOK_FAULT = "hook:"
 
 
-def hook_findings(walk: PictureLook) -> list[Finding]:
+def hook_findings(walk: WalkInput) -> list[Finding]:
     """One finding per check that failed and was not repeated since."""
     return [
         _hook_finding(seen, name, str(text))
@@ -314,7 +314,7 @@ TEST_FAULT = "node-test:"
 _OF_NO_TEST = frozenset({"compared", "together"})
 
 
-def test_findings(walk: PictureLook) -> list[Finding]:
+def test_findings(walk: WalkInput) -> list[Finding]:
     """One finding per failed test."""
     return [
         _test_finding(walk.picture.cluster, command)
@@ -347,7 +347,7 @@ def _test_finding(cluster: str, command: Command) -> Finding:
     )
 
 
-def drain_findings(walk: PictureLook) -> list[Finding]:
+def drain_findings(walk: WalkInput) -> list[Finding]:
     """One finding per node that a person, a program or Slurm holds out of service, when the snapshot changed,
     or while such a drain is ruled out. Planned work gives none."""
     picture = walk.picture
@@ -420,7 +420,7 @@ CLOCK_SLACK = timedelta(seconds=5)
 _ASKED_FOR = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "POWERING_UP", "POWERING_DOWN", "POWERED_DOWN"})
 
 
-def reboot_findings(walk: PictureLook) -> list[Finding]:
+def reboot_findings(walk: WalkInput) -> list[Finding]:
     """One finding per node on which a new boot is seen while jobs of the boot before, now lost, are on it.
 
     Requested boots do not count: healer's own, a person's, or one that was requested from Slurm. Planned work
@@ -527,7 +527,7 @@ def _labelled(entries: Iterable[AlertRule], seen: Observation) -> AlertRule | No
     return None
 
 
-def alert_findings(walk: PictureLook) -> list[Finding]:
+def alert_findings(walk: WalkInput) -> list[Finding]:
     """Firing alerts that are due to be reported. Ends those that are no longer repeated, and records in the
     picture which incidents are kept open by alerts."""
     rules, picture, now, alerts = walk.rules, walk.picture, walk.now, walk.picture.alerts

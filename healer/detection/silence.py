@@ -14,7 +14,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import NamedTuple
 
-from healer.detection.protocol import PictureLook
+from healer.detection.protocol import WalkInput
 from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
 from healer.model.faults import Trait, fault_is
 from healer.model.slurm import ByIdentity, shared_places
@@ -104,7 +104,7 @@ def is_just_back(sender: NodePicture, now: datetime) -> bool:
     return sender.back_at is not None and now - sender.back_at < JUST_BACK
 
 
-def silence_findings(walk: PictureLook) -> list[Finding]:
+def silence_findings(walk: WalkInput) -> list[Finding]:
     """One finding per silent node, or one for the place that they share. Empty until healer has listened long
     enough."""
     picture, now = walk.picture, walk.now
@@ -150,7 +150,7 @@ def _first_missed(heard: Collection[NodePicture], now: datetime) -> datetime:
     return until if until > now else min(node.missed_at for node in heard)
 
 
-def loses_with_place(walk: PictureLook, name: str, since: datetime) -> bool:
+def loses_with_place(walk: WalkInput, name: str, since: datetime) -> bool:
     """Whether a node that lost something at that time is not judged alone: others of its places went silent
     too, are about to, came back within the last minutes, or were not heard since."""
     if walk.picture.slurm is None or name not in walk.picture.slurm.nodes:
@@ -198,7 +198,7 @@ class _Silence:
     """One evaluation of which nodes are silent. `silent`: the last heartbeat of each."""
 
     def __init__(
-        self, walk: PictureLook, senders: Mapping[str, NodePicture], silent: Mapping[str, datetime]
+        self, walk: WalkInput, senders: Mapping[str, NodePicture], silent: Mapping[str, datetime]
     ) -> None:
         assert walk.picture.slurm is not None
         self._picture, self._now = walk.picture, walk.now

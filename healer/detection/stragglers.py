@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from healer.detection.fleet_figures import FleetFigures
-from healer.detection.protocol import AGAIN_AFTER, Detector, Look, Pair, Reports, watch_jobs
+from healer.detection.protocol import AGAIN_AFTER, Detector, Pair, Reports, TickInput, watch_jobs
 from healer.detection.step_findings import (
     JOB_SLOW,
     SLOWNESS_SHARED,
@@ -361,9 +361,9 @@ class Stragglers(Detector):
         self._reports = Reports()
         self._clear: dict[Pair, datetime] = {}
 
-    def tick(self, look: Look) -> Detections:
-        slurm, now = look.slurm, look.now
-        self._watches = watch_jobs(self._watches, look.steps, Watch)
+    def tick(self, given: TickInput) -> Detections:
+        slurm, now = given.slurm, given.now
+        self._watches = watch_jobs(self._watches, given.steps, Watch)
         follow_all([*self._watches.values()], slurm, now)
         live = [watch for watch in self._watches.values() if _is_live(watch.job, slurm)]
         self._suspects.follow(((watch.job, watch.pace) for watch in self._watches.values()), slurm, now)
@@ -379,18 +379,18 @@ class Stragglers(Detector):
                 if self._is_due((SLOWNESS_SHARED, whole), now):
                     findings.append(shared.finding(job, now))
             elif watch.pace.slow and self._is_due((JOB_SLOW, whole), now):
-                findings.append(self._job_slow(watch, look))
-        self._record_clear(live, look)
+                findings.append(self._job_slow(watch, given))
+        self._record_clear(live, given)
         return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 
-    def _job_slow(self, watch: Watch, look: Look) -> Finding:
-        found = job_slow(watch.job, watch.pace, look.now)
+    def _job_slow(self, watch: Watch, given: TickInput) -> Finding:
+        found = job_slow(watch.job, watch.pace, given.now)
         if np.isfinite(watch.job.compute).any():
             return found
-        faults = dict(look.faults)
+        faults = dict(given.faults)
         for node, why in (self._figures.suspects if self._figures is not None else {}).items():
             faults[node] = (*why, *faults.get(node, ()))
-        return self._suspects.named(found, faults, look.now)
+        return self._suspects.named(found, faults, given.now)
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         self._suspects.forget(node)
@@ -404,21 +404,21 @@ class Stragglers(Detector):
             self._reports.last_at.pop(pair, None)
         return self._reports.is_due(pair, now)
 
-    def _record_clear(self, live: list[Watch], look: Look) -> None:
-        now, last_at = look.now, self._reports.last_at
-        watched = {pair for pair in look.watched if pair[0] in (STRAGGLER, JOB_SLOW, SLOWNESS_SHARED)}
-        over = [pair for pair in watched | last_at.keys() if self._is_over(pair, live, look)]
+    def _record_clear(self, live: list[Watch], given: TickInput) -> None:
+        now, last_at = given.now, self._reports.last_at
+        watched = {pair for pair in given.watched if pair[0] in (STRAGGLER, JOB_SLOW, SLOWNESS_SHARED)}
+        over = [pair for pair in watched | last_at.keys() if self._is_over(pair, live, given)]
         self._clear = {pair: self._clear.get(pair, now) for pair in over}
         for pair, last in list(last_at.items()):
             long_over = pair in self._clear and now - self._clear[pair] > AGAIN_AFTER
             if pair not in watched and (long_over or now - last > 2 * AGAIN_AFTER):
                 del last_at[pair]
 
-    def _is_over(self, pair: Pair, live: list[Watch], look: Look) -> bool:
+    def _is_over(self, pair: Pair, live: list[Watch], given: TickInput) -> bool:
         fault, where = pair
         if fault in (JOB_SLOW, SLOWNESS_SHARED):
-            return self._is_job_well(where.job or "", live, look.slurm)
-        states = [watch.well(where) for watch in live if look.now - watch.job.heard_at <= QUIET]
+            return self._is_job_well(where.job or "", live, given.slurm)
+        states = [watch.well(where) for watch in live if given.now - watch.job.heard_at <= QUIET]
         return False not in states and True in states
 
     def _is_job_well(self, job: str, live: list[Watch], slurm: SlurmSnapshot | None) -> bool:

@@ -10,7 +10,7 @@ from healer.detection import DETECTORS, OverWindows, Sources
 from healer.detection.fleet_figures import FleetFigures
 from healer.detection.forest import Forest
 from healer.detection.lemons import Lemons
-from healer.detection.protocol import Detector, Figures, Look, Pair
+from healer.detection.protocol import Detector, Figures, Pair, TickInput
 from healer.model import Detections, Evidence, Finding, NodeReport, Ruleset, Sense, SlurmSnapshot
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import NodePicture, Picture
@@ -187,8 +187,8 @@ class Senses:
         may need, by lines; `faults`: titles of the nodes' open incidents. Raises ClockStepped if the clock
         went back and new `Senses` are needed."""
         self.telemetry.check_clock(now)
-        look = self._look(slurm, now, watched, node_reports or {}, faults or {})
-        results = [detector.tick(look) for detector in self.detectors]
+        given = self._input(slurm, now, watched, node_reports or {}, faults or {})
+        results = [detector.tick(given) for detector in self.detectors]
         findings = tuple(
             self._attributed(detector, finding, now)
             for detector, result in zip(self.detectors, results, strict=True)
@@ -228,16 +228,16 @@ class Senses:
             return msgspec.structs.replace(item, relayed_by=relay, digest=relayed_digest(item.digest))
         return item
 
-    def look(
+    def tick_early(
         self, slurm: SlurmSnapshot | None, now: datetime, node_reports: Mapping[str, NodeReport]
     ) -> Detections | None:
         """Between two ticks, when nodes have just lost something a job may need: jobs that are stuck because
         of it. None: there are none. Conditions that the last tick found over stay over."""
-        look = self._look(slurm, now, (), node_reports, {})
+        given = self._input(slurm, now, (), node_reports, {})
         found = tuple(
             self._attributed(detector, finding, now)
             for detector in self.detectors
-            for finding in detector.glance(look)
+            for finding in detector.tick_early(given)
         )
         if not found:
             return None
@@ -245,15 +245,15 @@ class Senses:
         clear = {pair: at for pair, at in self._clear.items() if pair not in stuck}
         return Detections(at=now, findings=found, clear_since=clear)
 
-    def _look(
+    def _input(
         self,
         slurm: SlurmSnapshot | None,
         now: datetime,
         watched: Collection[Pair],
         node_reports: Mapping[str, NodeReport],
         faults: Mapping[str, Sequence[str]],
-    ) -> Look:
-        return Look(
+    ) -> TickInput:
+        return TickInput(
             now,
             self.telemetry,
             self.steps,

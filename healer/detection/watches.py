@@ -14,7 +14,7 @@ from functools import reduce
 from hashlib import sha256
 from typing import NamedTuple
 
-from healer.detection.protocol import PictureLook, new_evidence
+from healer.detection.protocol import WalkInput, new_evidence
 from healer.detection.silence import is_fleet, together
 from healer.model import (
     Component,
@@ -347,7 +347,7 @@ AGAIN = timedelta(minutes=1)
 _OF_CONTROLLER = frozenset({BACKLOG, ACCOUNTING})
 
 
-def watch_findings(walk: PictureLook) -> list[Finding]:
+def watch_findings(walk: WalkInput) -> list[Finding]:
     """Conditions that have lasted long enough and are due to be reported. Records in the picture since when
     each one lasts."""
     picture, settings, now = walk.picture, walk.rules.watches, walk.now

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from healer.decisions.node_facts import ended_windows, has_bound, nodes_in_windows, planned_window
-from healer.detection import PictureLook, detect, read_all
+from healer.detection import WalkInput, detect, read_all
 from healer.detection.protocol import Pair
 from healer.detection.reported import gauge_findings
 from healer.engine.decide_incidents import decide_all, lock_gate_if_needed
@@ -96,7 +96,7 @@ def walk(
             picture.clear(str(command.data["node"]), moment_of(command, "cleared_at"))
     _note_ended_windows(rules, picture, now)
     lines = read_all(rules, live, picture.slurm.nodes if picture.slurm is not None else None)
-    findings = detect(PictureLook(rules, picture, now, lines, commands))
+    findings = detect(WalkInput(rules, picture, now, lines, commands))
     if sensed is not None:
         findings += gauge_findings(rules, picture, sensed.findings)
     planned = partial(_planned_on, rules, picture, now)

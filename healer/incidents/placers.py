@@ -10,7 +10,7 @@ from enum import Enum
 from itertools import chain
 from typing import NamedTuple
 
-from healer.detection.protocol import PictureLook
+from healer.detection.protocol import WalkInput
 from healer.detection.silence import loses_with_place
 from healer.incidents.book import Book, Policies, remedy_of
 from healer.incidents.certainty import MEASURED, is_proof, rank_of, rank_of_finding
@@ -232,7 +232,7 @@ def join_place_out(finding: Finding, book: Book) -> Placement | None:
     )
     if found is None and finding.fault == STOPPED_JOB:
         since = book.picture.node(node).moment(finding.at, finding.arrived_at)
-        walk = PictureLook(book.rules, book.picture, book.now)
+        walk = WalkInput(book.rules, book.picture, book.now)
         found = Placement(Way.drop) if loses_with_place(walk, node, since) else None
     return found
 

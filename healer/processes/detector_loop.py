@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 import structlog
 
-from healer.detection.protocol import PictureLook
+from healer.detection.protocol import WalkInput
 from healer.detection.readings import read_all
 from healer.detection.reported import note_reports, recall_links
 from healer.engine.walk import walk
@@ -104,7 +104,7 @@ class Detector:
         lines = [seen for seen in heard if seen.line and not self._is_history(seen)]
         lines.sort(key=lambda seen: (seen.arrived_at, seen.event_at, seen.digest))
         nodes = self.picture.slurm.nodes if self.picture.slurm is not None else None
-        look = PictureLook(rules, self.picture, now, read_all(rules, lines, nodes))
+        look = WalkInput(rules, self.picture, now, read_all(rules, lines, nodes))
         note_reports(look)
         recall_links(look)
         log.info("fleet state rebuilt", cluster=self.cluster, signals=len(heard))

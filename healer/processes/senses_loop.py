@@ -255,7 +255,7 @@ class SensesLoop:
     def _glance(self, senses: Senses, slurm: SlurmSnapshot | None, now: datetime) -> None:
         """Between two ticks: a link that was lost waits for none."""
         node_reports = dict(self._picture.node_reports)
-        sensed = senses.look(slurm, now, node_reports) if node_reports else None
+        sensed = senses.tick_early(slurm, now, node_reports) if node_reports else None
         if sensed is not None:
             with self._lock:
                 self._found.append(sensed)

@@ -117,7 +117,7 @@ class RecordedSamples:
             batches, self._batches = self._batches, []
             self._senses.take(reports, batches, slurm, now)
         if now < self._due and picture.node_reports:
-            return self._senses.look(slurm, now, picture.node_reports)
+            return self._senses.tick_early(slurm, now, picture.node_reports)
         if now < self._due or self.next_tick(now) is None:
             return None
         self._senses.take((), (), slurm, now)

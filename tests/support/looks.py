@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from healer.detection.protocol import Look
+from healer.detection.protocol import TickInput
 from healer.model import Catalogue
 from healer.observations.steps import StepTimes
 from healer.observations.telemetry_windows import Telemetry
@@ -14,5 +14,5 @@ UNMEASURED = Telemetry("none", Catalogue())
 
 def look(
     now: datetime, telemetry: Telemetry = UNMEASURED, steps: StepTimes | None = None, **more: Any
-) -> Look:
-    return Look(now, telemetry, steps if steps is not None else StepTimes("none"), **more)
+) -> TickInput:
+    return TickInput(now, telemetry, steps if steps is not None else StepTimes("none"), **more)

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from healer.detection.forest import Forest
-from healer.detection.protocol import Look
+from healer.detection.protocol import TickInput
 from healer.model import Ruleset, SlurmSnapshot
 from healer.model.feature_rows import FeatureRow
 from healer.observations.steps import StepTimes
@@ -137,5 +137,5 @@ def healthy_history(
         measured = translator.columnar(raw, lambda _cluster, _node: True, at)
         telemetry.show(msgspec.structs.replace(snapshot, taken_at=at), rules.topology)
         telemetry.update(measured.reports, book)
-        forest.tick(Look(at, telemetry, StepTimes(CLUSTER)))
+        forest.tick(TickInput(at, telemetry, StepTimes(CLUSTER)))
     return rows

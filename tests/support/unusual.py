@@ -5,7 +5,7 @@ from datetime import timedelta
 import numpy as np
 
 from healer.detection.forest import Forest
-from healer.detection.protocol import Look
+from healer.detection.protocol import TickInput
 from healer.detection.scorers import Model
 from healer.model import Detections, Finding, Part, Scope, SignalKind, SlurmNode, Topology
 from healer.model.feature_rows import FeatureRow
@@ -73,7 +73,7 @@ class Fleet:
         for _ in range(int(minutes * 2)):
             self.measure()
             self.sensed: Detections = self.forest.tick(
-                Look(self.now, self.telemetry, StepTimes(CLUSTER), None, watched)
+                TickInput(self.now, self.telemetry, StepTimes(CLUSTER), None, watched)
             )
             found += self.sensed.findings
         return found

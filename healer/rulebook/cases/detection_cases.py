@@ -279,7 +279,7 @@ def _play(
 ) -> Iterator[tuple[str, tuple[str, bool]]]:
     """The outcome of each case, by its mark. All take equally long."""
     from healer.detection.measured import RuleEngine
-    from healer.detection.protocol import Look
+    from healer.detection.protocol import TickInput
     from healer.observations.steps import StepTimes
     from healer.observations.telemetry_windows import Telemetry
 
@@ -310,7 +310,7 @@ def _play(
             for part in telemetry.axis(rules[name].scope).components()
             if (_mark_of(part) or across.get(name), name) in left
         ]
-        sensed = engine.tick(Look(now, telemetry, steps, watched=watched))
+        sensed = engine.tick(TickInput(now, telemetry, steps, watched=watched))
         false |= {(_mark_of(part) or across[name], name) for name, part in sensed.clear_since}
         for finding in sensed.findings:
             part = finding.evidence[0].component

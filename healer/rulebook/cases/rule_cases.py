@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection import PictureLook, read_all
+from healer.detection import WalkInput, read_all
 from healer.detection.forecasts import likely, sentence
 from healer.detection.reported import entry_for, finding_of, line_findings
 from healer.model import FORECAST_FAULT, Cause, FaultClass, Finding, ForecastRule, Remedy, Ruleset, SlurmNode
@@ -269,7 +269,7 @@ def _seen(rules: Ruleset, case: Case) -> list[dict[str, Any]]:
     shown = {"node": SlurmNode(name="node", gpu_model=case.gpu_model, driver=case.driver)}
     lines = read_all(rules, accepted.observations, shown)
     picture = Picture("case", watching_since=_AT)
-    return [_shown(finding) for finding in line_findings(PictureLook(rules, picture, _AT, lines))]
+    return [_shown(finding) for finding in line_findings(WalkInput(rules, picture, _AT, lines))]
 
 
 def _of_alert(rules: Ruleset, labels: dict[str, str]) -> list[Finding]:

@@ -9,7 +9,7 @@ import pytest
 from healer.detection import training
 from healer.detection.features import NAMES
 from healer.detection.forest import KEEP_S, NODES_KEPT, UNUSUAL, Forest
-from healer.detection.protocol import Look
+from healer.detection.protocol import TickInput
 from healer.detection.scorers import Model
 from healer.detection.training import NoModel, healthy_samples, train
 from healer.model import Component, FaultClass, Sense
@@ -280,5 +280,5 @@ def test_forest_forgets_its_last_look_when_the_clock_goes_back(fleet: Fleet) -> 
     forest = Forest(lambda: asked.append(1) or [], fleet.rows.append)
     fleet.run(1)
     for back_s in (0, 3600, 3590, 3570):
-        forest.tick(Look(fleet.now - timedelta(seconds=back_s), fleet.telemetry, StepTimes(CLUSTER)))
+        forest.tick(TickInput(fleet.now - timedelta(seconds=back_s), fleet.telemetry, StepTimes(CLUSTER)))
     assert len(asked) == 3

@@ -2,7 +2,7 @@
 
 import pytest
 
-from healer.detection import PictureLook
+from healer.detection import WalkInput
 from healer.detection.reported import drain_findings
 from healer.model import Finding, Reservation, SlurmNode, SlurmSnapshot
 from healer.observations import Picture
@@ -13,7 +13,7 @@ def found(*nodes: SlurmNode, seconds: float = 60) -> list[Finding]:
     picture = Picture(CLUSTER, watching_since=START)
     shown = {node.name: node for node in nodes}
     picture.show(SlurmSnapshot(cluster=CLUSTER, taken_at=later(seconds), nodes=shown))
-    return drain_findings(PictureLook(shipped(), picture, later(seconds)))
+    return drain_findings(WalkInput(shipped(), picture, later(seconds)))
 
 
 def node(*state: str, reason: str = "", user: str = "", name: str = "gpu0001") -> SlurmNode:
@@ -23,7 +23,7 @@ def node(*state: str, reason: str = "", user: str = "", name: str = "gpu0001") -
 
 
 def test_nothing_without_a_picture_and_nothing_from_nodes_in_service() -> None:
-    assert drain_findings(PictureLook(shipped(), Picture(CLUSTER, watching_since=START), START)) == []
+    assert drain_findings(WalkInput(shipped(), Picture(CLUSTER, watching_since=START), START)) == []
     assert found(node("IDLE"), node("ALLOCATED", reason="an old note", name="gpu0002")) == []
 
 
@@ -80,7 +80,7 @@ def test_a_persons_drain_amid_our_own_tests_is_theirs() -> None:
         picture.show(
             SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes={held.name: held}, reservations={kept: made})
         )
-        assert [one.fault for one in drain_findings(PictureLook(shipped(), picture, START))] == faults
+        assert [one.fault for one in drain_findings(WalkInput(shipped(), picture, START))] == faults
 
 
 def test_down_without_a_reason_is_slurms() -> None:

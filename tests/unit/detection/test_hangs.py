@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from healer.detection.hangs import Hangs
-from healer.detection.protocol import Look
+from healer.detection.protocol import TickInput
 from healer.model import Component, Evidence, FaultClass, Finding, NodeReport, Sense, SlurmSnapshot
 from healer.model.telemetry import DOING, StepBatch
 from healer.observations.steps import StepTimes
@@ -84,7 +84,7 @@ class Job:
             doing=np.full(len(rows), DOING.index(doing), np.int8),
         )
 
-    def look(self, **more: Any) -> Look:
+    def look(self, **more: Any) -> TickInput:
         return look(self.now, steps=self.steps, slurm=self.shown, **more)
 
     def take(self, *batches: StepBatch) -> None:
@@ -298,7 +298,9 @@ def test_check_between_ticks_reports_links_only() -> None:
     job.stand(290, {"compute": others()})
     assert job.found == []
     elsewhere = {"gpu9999": NodeReport(at=job.now, text="Link down")}
-    assert job.detector.glance(job.look(node_reports=elsewhere)) == (), "what its GPUs do is asked by ticks"
+    assert job.detector.tick_early(job.look(node_reports=elsewhere)) == (), (
+        "what its GPUs do is asked by ticks"
+    )
 
 
 def loss(at: datetime, node: int = 2, *, kind: str = "fs-read-only") -> dict[str, NodeReport]:

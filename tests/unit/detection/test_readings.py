@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from healer.detection import PictureLook, read_all
+from healer.detection import WalkInput, read_all
 from healer.detection.readings import bit_pattern, nvlink_row, xid74_reading
 from healer.detection.reported import line_findings
 from healer.model import Component, FaultClass, Finding, Observation, ObservationKind, Ruleset
@@ -31,7 +31,7 @@ def observed(*lines: str) -> tuple[Observation, ...]:
 
 
 def found_in(rules: Ruleset, seen: Iterable[Observation]) -> list[Finding]:
-    return line_findings(PictureLook(rules, Picture("pod1", watching_since=NOW), NOW, read_all(rules, seen)))
+    return line_findings(WalkInput(rules, Picture("pod1", watching_since=NOW), NOW, read_all(rules, seen)))
 
 
 def one(rules: Ruleset, line: str) -> Finding:

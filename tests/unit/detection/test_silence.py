@@ -6,7 +6,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from healer.detection import PictureLook
+from healer.detection import WalkInput
 from healer.detection.reported import reboot_findings
 from healer.detection.silence import silence_findings
 from healer.model import FaultClass, Finding, SlurmJob, SlurmNode, SlurmSnapshot, Topology
@@ -43,7 +43,7 @@ def node(number: int, *state: str, **fields: object) -> SlurmNode:
 
 
 def found(picture: Picture, seconds: float = LAST) -> list[Finding]:
-    return silence_findings(PictureLook(shipped(), picture, later(seconds)))
+    return silence_findings(WalkInput(shipped(), picture, later(seconds)))
 
 
 def test_node_unreachable_for_slurm_too_is_certainly_unusable() -> None:
@@ -259,5 +259,5 @@ def test_a_boot_under_a_job_is_the_claim_of_the_relay_that_reports_it(shows_boot
         seen = beat(name(1), later(at), boot_id=boot)
         picture.update([msgspec.structs.replace(seen, relayed_by="rack 3 (r1)")], Topology())
     show(21, 10 if shows_boot else -9000)
-    (one,) = reboot_findings(PictureLook(shipped(), picture, later(22)))
+    (one,) = reboot_findings(WalkInput(shipped(), picture, later(22)))
     assert [item.relayed_by for item in one.evidence] == ["" if shows_boot else "rack 3 (r1)"]

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from healer.detection import PictureLook
+from healer.detection import WalkInput
 from healer.detection.silence import silence_findings
 from healer.model import Component, Observation, ObservationKind, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import Picture
@@ -47,9 +47,9 @@ def test_skipped_looks_at_silence_change_no_finding(seed: int) -> None:
         picture.show(SlurmSnapshot(cluster=CLUSTER, taken_at=now, nodes=shown))
         picture.update(beats, Topology())
         looks += picture.silence.all_heard is None or not picture.silence.all_heard.holds(shown, now)
-        found = silence_findings(PictureLook(shipped(), picture, now))
+        found = silence_findings(WalkInput(shipped(), picture, now))
         kept, picture.silence.all_heard = picture.silence.all_heard, None
-        assert silence_findings(PictureLook(shipped(), picture, now)) == found
+        assert silence_findings(WalkInput(shipped(), picture, now)) == found
         picture.silence.all_heard = kept
         counts.append(len(found))
     assert max(counts) > 0

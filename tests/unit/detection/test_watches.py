@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 
-from healer.detection import PictureLook
+from healer.detection import WalkInput
 from healer.detection.reported import drain_findings as drains
 from healer.detection.watches import is_offline, watch_findings
 from healer.engine.walk import walk
@@ -77,7 +77,7 @@ class Watched:
 
     def found(self) -> list[Finding]:
         self.show()
-        return watch_findings(PictureLook(self.rules, self.picture, self.clock.now()))
+        return watch_findings(WalkInput(self.rules, self.picture, self.clock.now()))
 
     @property
     def open(self) -> list[Incident]:
@@ -225,11 +225,11 @@ def test_a_drain_of_slurms_and_a_node_that_it_does_not_reach_are_two_things() ->
     picture.show(SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes={"n1": away, "n2": back}))
     assert [
         (one.fault, one.component.node)
-        for one in drains(PictureLook(rules_in(watches=SETTINGS), picture, START))
+        for one in drains(WalkInput(rules_in(watches=SETTINGS), picture, START))
     ] == [("slurm-drain:not-responding", "n2")]
     watched = [
         (one.fault, one.component.node)
-        for one in watch_findings(PictureLook(rules_in(watches=SETTINGS), picture, START))
+        for one in watch_findings(WalkInput(rules_in(watches=SETTINGS), picture, START))
     ]
     assert watched == [("node-offline", "n1")]
 

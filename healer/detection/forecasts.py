@@ -14,7 +14,7 @@ from healer.detection.language.compile import Moment, Program
 from healer.detection.language.expr import Expr
 from healer.detection.language.truth_columns import TRUE
 from healer.detection.outlook import Outlook, outlook
-from healer.detection.protocol import Detector, Spell, Spells, TickInput, new_evidence, unreadable
+from healer.detection.protocol import Detector, Episode, Episodes, TickInput, new_evidence, unreadable
 from healer.model import (
     OF_DEVICES,
     Catalogue,
@@ -54,7 +54,7 @@ class _Followed:
     #: Rows whose component was looked up in `saved`.
     placed: int = 0
     #: Parts that are likely to fail.
-    spells: Spells[Trend] = field(default_factory=lambda: Spells(OVER_LOOKS))
+    episodes: Episodes[Trend] = field(default_factory=lambda: Episodes(OVER_LOOKS))
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
         """As `Detector.load`."""
@@ -133,8 +133,8 @@ class Forecasts(Detector):
             for where in changed:
                 if followed.saved is not None:
                     followed.saved.forget(where)
-                if followed.spells.on.pop(where, None) is not None:
-                    followed.spells.over[where] = datetime.fromtimestamp(self.looked_s, UTC)
+                if followed.episodes.on.pop(where, None) is not None:
+                    followed.episodes.over[where] = datetime.fromtimestamp(self.looked_s, UTC)
 
     # --- looking ----------------------------------------------------------------------------------------
 
@@ -151,9 +151,9 @@ class Forecasts(Detector):
                     _judge(followed, telemetry, now)
         findings, clear = [], {}
         for followed in self.followed:
-            rule, spells = followed.rule, followed.spells
-            findings += [_finding(rule, where, spell, telemetry, now) for where, spell in spells.due()]
-            clear |= spells.cleared(rule.rule, given.watched)
+            rule, episodes = followed.rule, followed.episodes
+            findings += [_finding(rule, where, episode, telemetry, now) for where, episode in episodes.due()]
+            clear |= episodes.cleared(rule.rule, given.watched)
         return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
     def _place(self, followed: _Followed, telemetry: Telemetry) -> None:
@@ -233,35 +233,35 @@ def _judge(followed: _Followed, telemetry: Telemetry, now: datetime) -> None:
         components[row]: trend for row, trend in zip(rows.tolist(), trends, strict=True) if trend is not None
     }
     for where, trend in soon.items():
-        followed.spells.show(where, trend, now)
-    for where in [where for where in followed.spells.on if where not in soon]:
+        followed.episodes.show(where, trend, now)
+    for where in [where for where in followed.episodes.on if where not in soon]:
         row = axis.row(where)
         # Missing data does not mean that the trend is over.
         if row is not None and row < len(level) and np.isfinite(level[row]):
-            followed.spells.miss(where, now)
+            followed.episodes.miss(where, now)
 
 
 # --- findings ---
 
 
 def _finding(
-    rule: ForecastRule, component: Component, spell: Spell[Trend], telemetry: Telemetry, now: datetime
+    rule: ForecastRule, component: Component, episode: Episode[Trend], telemetry: Telemetry, now: datetime
 ) -> Finding:
-    identity = f"{rule.rule}|{component.cluster}|{component!r}|{spell.since.isoformat()}"
-    text = sentence(rule, spell.now)
+    identity = f"{rule.rule}|{component.cluster}|{component!r}|{episode.since.isoformat()}"
+    text = sentence(rule, episode.now)
     affected: tuple[Component, ...] = ()
     if rule.scope in OF_DEVICES:
         behind = telemetry.nodes_behind(component)
         affected = tuple(Component(cluster=component.cluster, node=name) for name in behind)
         text = say("detection.told", head=str(component), text=text)
     return Finding.from_evidence(
-        new_evidence(identity, component, spell.since, text, now, Sense.metrics),
+        new_evidence(identity, component, episode.since, text, now, Sense.metrics),
         fault=rule.rule,
         fault_class=FaultClass.degraded,
-        title=say("detection.forecast", count=_days_left(spell.now), title=quoted(rule.title)),
+        title=say("detection.forecast", count=_days_left(episode.now), title=quoted(rule.title)),
         confidence=0.6,
         affected=affected,
-        foreseen=spell.now,
+        foreseen=episode.now,
     )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from healer.detection.language.truth_columns import min_of
 from healer.detection.outlook import slope_of
 from healer.detection.presentation import with_unit
-from healer.detection.protocol import Detector, Spell, Spells, TickInput, new_evidence
+from healer.detection.protocol import Detector, Episode, Episodes, TickInput, new_evidence
 from healer.model import Component, Detections, FaultClass, Finding, Scope, Sense, SlurmSnapshot
 from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import Series
@@ -69,7 +69,7 @@ class Leaks(Detector):
     #: (nodes,) the job's row and its life at the beginning of each node's series.
     _job: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     _life: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    _leaks: Spells[_Leak] = field(default_factory=lambda: Spells(OVER_POINTS))
+    _leaks: Episodes[_Leak] = field(default_factory=lambda: Episodes(OVER_POINTS))
 
     def tick(self, given: TickInput) -> Detections:
         """Cheap, except once per `LOOK_S`."""
@@ -80,7 +80,7 @@ class Leaks(Detector):
         if slurm is not None and at_s - self._looked_s >= LOOK_S:
             self._looked_s = at_s
             self._look(telemetry, slurm, now)
-        findings = tuple(_finding(where, spell, now) for where, spell in self._leaks.due())
+        findings = tuple(_finding(where, episode, now) for where, episode in self._leaks.due())
         return Detections(at=now, findings=findings, clear_since=self._leaks.cleared(JOB_LEAK, given.watched))
 
     def _begin(self, telemetry: Telemetry) -> None:
@@ -134,13 +134,13 @@ class Leaks(Detector):
         self._leaks.drop_gone(telemetry)
 
 
-def _finding(where: Component, spell: Spell[_Leak], now: datetime) -> Finding:
-    identity = f"{JOB_LEAK}|{where.cluster}|{where.job}|{spell.since.isoformat()}"
+def _finding(where: Component, episode: Episode[_Leak], now: datetime) -> Finding:
+    identity = f"{JOB_LEAK}|{where.cluster}|{where.job}|{episode.since.isoformat()}"
     return Finding.from_evidence(
-        new_evidence(identity, where, spell.since, spell.now.text, now, Sense.metrics),
+        new_evidence(identity, where, episode.since, episode.now.text, now, Sense.metrics),
         fault=JOB_LEAK,
         fault_class=FaultClass.application,
-        title=spell.now.title,
+        title=episode.now.title,
         confidence=0.7,
     )
 

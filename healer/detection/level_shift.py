@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.features import OWN_COLUMNS, OWN_NAMES, NodeFeatures, classes, feature_words, largest
-from healer.detection.protocol import Pair, Spells, new_evidence
+from healer.detection.protocol import Episodes, Pair, new_evidence
 from healer.model import Component, Detections, FaultClass, Finding, Scope, Sense
 from healer.observations.groups import peer_median
 from healer.observations.telemetry_windows import Telemetry
@@ -222,7 +222,7 @@ class Shifts:
         #: (nodes,) the job's row, the number of jobs so far, and since when the present one runs.
         self._job = np.zeros(0, np.int64)
         self._job_epoch, self._job_since = np.zeros((2, 0))
-        self._changed = Spells[None]()
+        self._changed = Episodes[None]()
 
     def load(self, packed: bytes) -> None:
         """Restores levels from before a restart. Raises ValueError if they cannot be read."""
@@ -252,8 +252,8 @@ class Shifts:
             self._looked_s = at_s
             self._look(telemetry, features, now)
         findings = tuple(
-            self._finding(telemetry, features, where, spell.since, now)
-            for where, spell in self._changed.due()
+            self._finding(telemetry, features, where, episode.since, now)
+            for where, episode in self._changed.due()
         )
         return Detections(at=now, findings=findings, clear_since=self._changed.cleared(DRIFTED, watched))
 
@@ -265,7 +265,9 @@ class Shifts:
         rows = rows[rows < self._sum.shape[1]]
         self.levels.forget(rows)
         self._sum[:, rows] = self._looks[:, rows] = 0
-        self._changed.on = {where: spell for where, spell in self._changed.on.items() if where.node != node}
+        self._changed.on = {
+            where: episode for where, episode in self._changed.on.items() if where.node != node
+        }
 
     def _look(self, telemetry: Telemetry, features: NodeFeatures, now: datetime) -> None:
         matrix = features.matrix(now).T[OWN_COLUMNS]  # (features, nodes)

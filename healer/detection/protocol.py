@@ -69,7 +69,7 @@ class Figures(NamedTuple):
 
 
 class Detector(Protocol):
-    """Examines measured windows every `TICK_S`; one thread. Deterministic: the same looks give the same
+    """Examines measured windows every `TICK_S`; one thread. Deterministic: the same inputs give the same
     findings.
 
     Only `tick` is required. The other methods manage its memory.
@@ -156,8 +156,8 @@ def percent(share: float) -> Said:
 
 
 @dataclass(slots=True)
-class Spell(Generic[T]):
-    """A lasting condition at one place: `now` is its value in the newest look that showed it; `missed` looks
+class Episode(Generic[T]):
+    """A lasting condition at one place: `now` is its value at the newest tick that showed it; `missed` ticks
     since then did not."""
 
     since: datetime
@@ -166,19 +166,19 @@ class Spell(Generic[T]):
     due: bool = True
 
 
-class Spells(Generic[T]):
-    """Lasting conditions by place. A spell is over when `patience` looks in a row did not show it."""
+class Episodes(Generic[T]):
+    """Lasting conditions by place. An episode is over when `patience` ticks in a row did not show it."""
 
     def __init__(self, patience: int = 1) -> None:
         self._patience = patience
-        self.on: dict[Component, Spell[T]] = {}
-        #: Spells that ended: since when.
+        self.on: dict[Component, Episode[T]] = {}
+        #: Episodes that ended: since when.
         self.over: dict[Component, datetime] = {}
 
     def show(self, where: Component, now: T, since: datetime) -> None:
-        """A look showed it, so it is to be reported. `since` counts if it is new."""
-        spell = self.on.setdefault(where, Spell(since, now))
-        spell.now, spell.missed, spell.due = now, 0, True
+        """A tick showed it, so it is to be reported. `since` counts if it is new."""
+        episode = self.on.setdefault(where, Episode(since, now))
+        episode.now, episode.missed, episode.due = now, 0, True
         self.over.pop(where, None)
 
     def miss(self, where: Component, at: datetime) -> None:
@@ -187,11 +187,11 @@ class Spells(Generic[T]):
             del self.on[where]
             self.over[where] = at
 
-    def due(self) -> list[tuple[Component, Spell[T]]]:
-        """The spells to report, each once per look that showed it."""
-        found = [(where, spell) for where, spell in self.on.items() if spell.due]
-        for _, spell in found:
-            spell.due = False
+    def due(self) -> list[tuple[Component, Episode[T]]]:
+        """The episodes to report, each once per tick that showed it."""
+        found = [(where, episode) for where, episode in self.on.items() if episode.due]
+        for _, episode in found:
+            episode.due = False
         return found
 
     def cleared(self, fault: str, watched: Iterable[Pair]) -> dict[Pair, datetime]:

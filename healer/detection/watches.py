@@ -370,7 +370,7 @@ def watch_findings(walk: WalkInput) -> list[Finding]:
 
 def _forget(picture: Picture, clear: timedelta, now: datetime) -> None:
     """Drops what this look found gone for `clear`, or, while it is not reported yet, for as long as it has to
-    last: short spells add up to no long one."""
+    last: short episodes add up to no long one."""
     for (fault, where), standing in list(picture.standing.items()):
         patience = clear if standing.reported_at else max(timedelta(seconds=standing.for_s), 2 * LOOK)
         if fault in _OF_CONTROLLER and picture.controller is None:

@@ -22,7 +22,7 @@ from starlette.requests import HTTPConnection
 
 from healer.api.cookies import read_cookie
 from healer.api.credential_budget import DELAY_S, CredentialBudget, Hold, StrangersWait
-from healer.api.db_health import PATIENCE_S, Crowded, Lane, Reach
+from healer.api.db_health import PATIENCE_S, Crowded, Database, Lane
 from healer.api.granted import OF_NO_PERSON, NoRole, check_person, has_role, narrowed, resolved
 from healer.api.metrics import REFUSED_ADDRESSES
 from healer.api.problems import Problem, field_error, unauthenticated
@@ -92,18 +92,18 @@ def csrf_of(cookie: str) -> str:
 class Access:
     """Finds callers, with a cache of a second."""
 
-    def __init__(self, services: Services, reach: Reach) -> None:
+    def __init__(self, services: Services, database: Database) -> None:
         self._services = services
         self.refusals = Refusals(services)
         self.uses = LastUses(services.token_book, services.clock)
-        self.reach, self.budget = reach, CredentialBudget()
+        self.database, self.budget = database, CredentialBudget()
         REFUSED_ADDRESSES.set_function(self.budget.in_debt)
         #: Limit of wrong codes for an account with the right password: someone who knows it must not try all
         #: codes.
         self.codes = CredentialBudget(burst=CODES, per_s=1 / CODE_EVERY_S)
         self._people, self._strangers = Lane(_OF_PEOPLE, "people"), Lane(_OF_STRANGERS, "strangers")
         self._of_senders = Lane(1, "senders")
-        self._together = Together(partial(self.reach.ask_in, self._of_senders), self._look_up_tokens)
+        self._together = Together(partial(self.database.ask_in, self._of_senders), self._look_up_tokens)
         #: Tokens for signals, and when each was valid last; pages and commands do not use it.
         self._senders: OrderedDict[bytes, tuple[float, Caller | None]] = OrderedDict()
         self._cache: OrderedDict[tuple[str, bytes], tuple[float, Caller | None]] = OrderedDict()
@@ -171,7 +171,7 @@ class Access:
             if of_sender and self._together.is_busy:
                 look = asyncio.ensure_future(self._together.find(digest))
             else:
-                look = asyncio.ensure_future(self.reach.ask_in(lane, partial(self.look_up, *key)))
+                look = asyncio.ensure_future(self.database.ask_in(lane, partial(self.look_up, *key)))
                 self._together.first = look if of_sender else self._together.first
             self._looks[key] = (now, look)
         return await asyncio.shield(look)
@@ -354,7 +354,7 @@ async def narrow(access: Access, caller: Caller, roles: Collection[Role]) -> Cal
     """`Access.narrowed` in the event loop. Only entries that name clusters need the database."""
     if not caller.names_clusters:
         return access.narrowed(caller, roles)
-    return await access.reach.ask(partial(access.narrowed, caller, roles))
+    return await access.database.ask(partial(access.narrowed, caller, roles))
 
 
 class Together:

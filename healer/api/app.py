@@ -34,7 +34,7 @@ from healer.api import (
 from healer.api.access import Access, LastUses
 from healer.api.alert_routes import AlertRoutes, CloudEventRoutes
 from healer.api.credential_budget import FloodReports
-from healer.api.db_health import Fleet, Reach, shared_readiness
+from healer.api.db_health import Database, Fleet, shared_readiness
 from healer.api.door import Door
 from healer.api.edge import PREFIX, Application
 from healer.api.event_routes import LogRoutes, SignalRoutes
@@ -60,9 +60,9 @@ TALLY_S = 5.0
 
 def create_app(services: Services) -> FastAPI:
     """The application without the console: bootstrap adds its pages, which share `app.state.access`."""
-    reach = Reach()
-    access = Access(services, reach)
-    fleet = Fleet(services, reach)
+    database = Database()
+    access = Access(services, database)
+    fleet = Fleet(services, database)
     counts = _Counts(
         Tally(services.unknown),
         Losses(services.losses, services.clock.now),
@@ -71,7 +71,7 @@ def create_app(services: Services) -> FastAPI:
         FloodReports(access.budget, services),
     )
     preamble = Preamble(services, access, fleet, Meter(counts.losses, counts.senders, services.cluster))
-    spooling = Spooling(services.spool, reach, counts.losses) if services.spool is not None else None
+    spooling = Spooling(services.spool, database, counts.losses) if services.spool is not None else None
     queues, routes = _signal_routes(services, preamble, fleet, counts, spooling)
     app = Application(
         routes,
@@ -88,8 +88,8 @@ def create_app(services: Services) -> FastAPI:
         "site": services.site,
         "access": access,
         "preamble": preamble,
-        "reach": reach,
-        "ready": shared_readiness(services.ready, reach),
+        "database": database,
+        "ready": shared_readiness(services.ready, database),
         "spooling": spooling,
         "fleet": fleet,
         "queues": queues,

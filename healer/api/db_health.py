@@ -50,7 +50,7 @@ class Lane:
         self.queued = 0
 
 
-class Reach:
+class Database:
     """Thread-safe, except for `ask`, which belongs to the event loop. `stopwatch`: monotonic seconds."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Reach:
             raise Unavailable(self._why)
         return await self._run(lane, work)
 
-    async def insist(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def ask_anyway(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same, even while the database is known to be away.
 
         Patience counts from when the query starts. Waiting too long for a thread raises Crowded, which says
@@ -196,12 +196,12 @@ class SharedRead(Generic[T]):
             self._read_at = started
 
 
-def shared_readiness(ask: Callable[[], Readiness], reach: Reach) -> SharedRead[Readiness]:
+def shared_readiness(ask: Callable[[], Readiness], database: Database) -> SharedRead[Readiness]:
     """The database's part of /readyz: anyone may ask, so all requests share one answer a second."""
 
     async def read() -> Readiness:
         try:
-            return await reach.insist(ask)
+            return await database.ask_anyway(ask)
         except Unavailable as error:
             return Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
 
@@ -218,8 +218,8 @@ class Fleet:
     """The snapshots of all clusters of this installation, cached. One that was removed from the settings
     leaves its last snapshot in the database: no detector reads what its nodes send."""
 
-    def __init__(self, services: Services, reach: Reach) -> None:
-        self._services, self._reach, self._clusters = services, reach, frozenset(services.served)
+    def __init__(self, services: Services, database: Database) -> None:
+        self._services, self._database, self._clusters = services, database, frozenset(services.served)
         #: By cluster, as last read, and until when they are fresh.
         self.latest: dict[str, SlurmSnapshot] = {}
         self.fresh_until = float("-inf")
@@ -255,5 +255,5 @@ class Fleet:
 
     async def _renew(self) -> None:
         asked = time.monotonic()
-        found = await self._reach.ask(self._services.queries.clusters.snapshots)
+        found = await self._database.ask(self._services.queries.clusters.snapshots)
         self.latest, self.fresh_until = self._served(found), asked + _FRESH_S

@@ -465,7 +465,7 @@ class Application(FastAPI):
 
     def _count(self, scope: Scope, error: Exception) -> None:
         """Counts a failed request as lost: nothing of it is stored."""
-        lost = loss_of(error, disk_full=self.state.reach.disk_full)
+        lost = loss_of(error, disk_full=self.state.database.disk_full)
         if lost is None:
             return
         caller: Caller | None = scope.get(SENDER)

@@ -120,7 +120,7 @@ class HookRoutes:
         for report in reports:
             if report.refused and report.hook in DRAINING_HOOKS and not caller.relay_of(report.node):
                 note = self._services.hooks.note_own
-                await self._preamble.reach.ask(note, _ask(report), report.refused, report.at)
+                await self._preamble.database.ask(note, _ask(report), report.refused, report.at)
         return new
 
     async def _measure(self, caller: Caller, seen: HookSeen) -> None:
@@ -156,7 +156,7 @@ class HookRoutes:
         if not is_new:
             # The hook ran twice: it gets the same answer as before.
             try:
-                permit = await self._preamble.reach.ask(hooks.permit_for, ask)
+                permit = await self._preamble.database.ask(hooks.permit_for, ask)
             except Unavailable:
                 return None, standing
             alive = (
@@ -178,18 +178,18 @@ class HookRoutes:
         until = time.monotonic() + (WAIT_S if waits else 0.0)
         self._waiting += 1
         try:
-            while not await self._preamble.reach.ask(hooks.is_held, ask.cluster, ask.node):
+            while not await self._preamble.database.ask(hooks.is_held, ask.cluster, ask.node):
                 if time.monotonic() + LOOK_S > until:
                     return None
                 await asyncio.sleep(LOOK_S)
         finally:
             self._waiting -= 1
-        return await self._preamble.reach.ask(hooks.permit, ask)
+        return await self._preamble.database.ask(hooks.permit, ask)
 
     async def _read_standings(self) -> dict[tuple[str, str], HookStanding]:
         found = {}
         for cluster in self._preamble.served:
-            standings = await self._preamble.reach.ask(self._services.hooks.standings, cluster)
+            standings = await self._preamble.database.ask(self._services.hooks.standings, cluster)
             found |= {(cluster, node): standing for node, standing in standings.items()}
         return found
 

@@ -46,7 +46,7 @@ class NodeVerdicts:
         )
 
     async def _read(self) -> dict[tuple[str, str], OutOfService]:
-        found = await self._preamble.reach.ask(self._services.hooks.out_of_service)
+        found = await self._preamble.database.ask(self._services.hooks.out_of_service)
         playbooks = self._services.rules().playbooks
         return {
             (node.cluster, node.node): node

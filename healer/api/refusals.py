@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from starlette.requests import HTTPConnection
 
-from healer.api.db_health import Reach
+from healer.api.db_health import Database
 from healer.api.problems import Problem
 from healer.api.services import Services
 from healer.model import AuditRecord, Component
@@ -113,8 +113,8 @@ async def refuse(
 
 async def note_refusal(request: HTTPConnection, caller: Caller, refused: Foreign) -> None:
     refusals: Refusals = request.app.state.access.refusals
-    reach: Reach = request.app.state.access.reach
-    await reach.ask(refusals.note, caller, request_line(request), refused.why, refused.spoken)
+    database: Database = request.app.state.access.database
+    await database.ask(refusals.note, caller, request_line(request), refused.why, refused.spoken)
 
 
 def request_line(request: HTTPConnection) -> str:

@@ -80,7 +80,7 @@ class Preamble:
 
     def __init__(self, services: Services, access: Access, fleet: Fleet, meter: Meter) -> None:
         self._services, self._access, self._fleet, self._only = services, access, fleet, services.only
-        self.reach = access.reach
+        self.database = access.database
         self.meter, self.receiver = meter, Receiver()
         #: Clusters of this installation.
         self.served = services.served

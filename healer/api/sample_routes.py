@@ -277,7 +277,7 @@ class MeasuringRoutes:
     async def _stored(
         self, queue: "GroupCommit[Body[R], R | BadBody | Refused]", route: str, body: Body[R], caller: Caller
     ) -> R | Refused:
-        if queue is self.metrics and self._preamble.reach.away:
+        if queue is self.metrics and self._preamble.database.away:
             # Newer ones follow, and late ones are of no use: they neither wait nor fill the disk.
             raise Unavailable(say("api.metrics_not_kept"))
         outcome = (await store(queue, route, (body,), caller))[0]
@@ -328,9 +328,9 @@ class MeasuringRoutes:
             try:
                 self._services.samples.put(reports)
             except DiskFull as error:
-                self._preamble.reach.no_room(error)
+                self._preamble.database.no_room(error)
                 raise
-            self._preamble.reach.wrote()
+            self._preamble.database.wrote()
         now: datetime | None = None
         for measured in batch:
             if measured.unknown:

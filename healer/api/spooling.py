@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import structlog
 
-from healer.api.db_health import Reach
+from healer.api.db_health import Database
 from healer.api.quotas import Losses
 from healer.api.services import Services
 from healer.model import LossReason
@@ -74,7 +74,7 @@ class Lane(Generic[T, R]):
         """From a thread: the store's results, or those of the spool. Raises NoRoom if neither took them."""
         if self._spooling.straight:
             call = self.submit(items)
-            wait([call], self._spooling.reach.patience_s)
+            wait([call], self._spooling.database.patience_s)
             if (results := self._results(call)) is not None:
                 return results
         return self._spool(items)
@@ -88,24 +88,24 @@ class Lane(Generic[T, R]):
     async def _stored_or_spooled(self, call: "Future[Sequence[R]]", items: Sequence[T]) -> Sequence[R]:
         answer = asyncio.wrap_future(call)
         answer.add_done_callback(_retrieve_error)
-        await asyncio.wait([answer], timeout=self._spooling.reach.patience_s)
+        await asyncio.wait([answer], timeout=self._spooling.database.patience_s)
         if (results := self._results(call)) is not None:
             return results
         return await self._spooling.on_disk(self._spool, items)
 
     def _results(self, call: "Future[Sequence[R]]") -> Sequence[R] | None:
-        """The store's results; None if there are none yet, and then Reach knows why."""
-        reach = self._spooling.reach
+        """The store's results; None if there are none yet, and then Database knows why."""
+        database = self._spooling.database
         try:
             results = call.result(0)
         except TimeoutError:
-            reach.failed(say("api.database_silent"))
+            database.failed(say("api.database_silent"))
         except DiskFull as error:
-            reach.no_room(error)
+            database.no_room(error)
         except Unavailable as error:
-            reach.failed(said_by(error))
+            database.failed(said_by(error))
         else:
-            reach.wrote()
+            database.wrote()
             return results
         return None
 
@@ -142,8 +142,8 @@ def _retrieve_error(answer: "asyncio.Future[Any]") -> None:
 class Spooling:
     """The spool and the thread that empties it. `start` it once it has all its lanes."""
 
-    def __init__(self, spool: Spool, reach: Reach, losses: Losses) -> None:
-        self.reach = reach
+    def __init__(self, spool: Spool, database: Database, losses: Losses) -> None:
+        self.database = database
         self._spool, self._losses = spool, losses
         self._lanes: dict[bytes, Lane[Any, Any]] = {}
         self._wake, self._over = threading.Event(), threading.Event()
@@ -155,7 +155,7 @@ class Spooling:
     @property
     def straight(self) -> bool:
         """Whether new items may go to the store: no earlier ones wait on disk."""
-        return not self.reach.away and not self._spool.pending
+        return not self.database.away and not self._spool.pending
 
     def add_lane(self, lane: Lane[T, R]) -> Lane[T, R]:
         assert lane.kind not in self._lanes
@@ -182,7 +182,7 @@ class Spooling:
         """What still waits stays on disk. From a thread."""
         self._over.set()
         self._wake.set()
-        self._thread.join(self.reach.patience_s)
+        self._thread.join(self.database.patience_s)
         for lane in self._lanes.values():
             lane.close()
         self._disk.shutdown()
@@ -224,16 +224,16 @@ class Spooling:
             log.error("database rejects spooled signals, keeping them", why=str(error))
             return _ADOPT_S
         except DiskFull as error:
-            self.reach.no_room(error)
+            self.database.no_room(error)
             return _RETRY_S
         except Unavailable as error:
-            self.reach.failed(said_by(error))
+            self.database.failed(said_by(error))
             return _RETRY_S
         for step in last:
             step()
         self._spool.drop_oldest(records)
-        self.reach.answered()
-        self.reach.wrote()
+        self.database.answered()
+        self.database.wrote()
         if not self._spool.pending:
             log.info("spool drained")
         return 0.0
@@ -310,12 +310,12 @@ class Spooling:
         call = lane.submit(items)
         while True:
             try:
-                call.result(self.reach.patience_s)
+                call.result(self.database.patience_s)
                 return
             except TimeoutError:
                 if call.done():
                     raise
-                self.reach.failed(say("api.database_silent"))
+                self.database.failed(say("api.database_silent"))
                 if self._over.is_set():
                     raise Unavailable(say("api.problems_this_process_ends")) from None
 

@@ -41,7 +41,7 @@ async def readyz(request: Request) -> Response:
 
 def process_checks(state: Any) -> dict[str, dict[str, Any]]:
     """Checks of this process itself: its spool, and a full disk."""
-    disk_full: str = state.reach.disk_full
+    disk_full: str = state.database.disk_full
     disk = {"disk": {"ok": False, "text": disk_full}} if disk_full else {}
     return {"spool": _spooled(state.services, state.spooling)} | disk
 
@@ -72,8 +72,8 @@ def metrics(request: Request, caller: Viewer) -> Response:
     """healer's own figures, as Prometheus reads them. While the database is away: those of this process."""
     services, shown = services_of(request), clusters_shown(request, caller)
     found: Found = {}
-    # Not by `Reach.ask`: a slow read of many figures is no sign that the database is away.
-    if not request.app.state.reach.away:
+    # Not by `Database.ask`: a slow read of many figures is no sign that the database is away.
+    if not request.app.state.database.away:
         with suppress(Unavailable):
             found = _stored_figures(request)
     DATABASE_UP.set(bool(found))

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.spool import FileSpool
-from healer.api.db_health import FULL_S, Reach
+from healer.api.db_health import FULL_S, Database
 from healer.api.quotas import Losses
 from healer.api.spooling import REFUSED_MAX, Lane, Spooling, events_lane, steps_lane
 from healer.model import Component, Loss, LossReason, Observation, ObservationKind
@@ -68,10 +68,10 @@ class Bench:
     def __init__(self, folder: Path, *, soon: bool = False, **spool: int) -> None:
         """`soon`: asked from an event loop."""
         self.soon = soon
-        self.book, self.store, self.reach = Book(), Store(), Reach(patience_s=0.3)
+        self.book, self.store, self.database = Book(), Store(), Database(patience_s=0.3)
         self.spool = FileSpool(folder / "spool", **spool)
         self.losses = Losses(self.book, lambda: datetime.now(UTC))
-        self.spooling = Spooling(self.spool, self.reach, self.losses)
+        self.spooling = Spooling(self.spool, self.database, self.losses)
         self.lane: Lane[str, bool] = self.spooling.add_lane(
             Lane(
                 self.spooling,
@@ -107,26 +107,26 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 def test_a_store_that_answers_is_all_there_is(bench: Bench) -> None:
     assert bench.put(["a", "b"]) == [True, True]
     assert bench.put(["b", "c"]) == [False, True]
-    assert not bench.spool.pending and not bench.reach.away
+    assert not bench.spool.pending and not bench.database.away
 
 
 def test_spooled_entries_are_stored_before_later_ones(bench: Bench) -> None:
     bench.store.error = Unavailable("away")
     assert bench.put(["a", "b"]) == [True, True]
-    assert bench.reach.away and bench.spool.state().entries == 2
+    assert bench.database.away and bench.spool.state().entries == 2
     bench.store.error = None
     assert bench.put(["c"]) == [True], "behind what waits, though the store is back"
     assert bench.store.kept == []
     bench.bring_all_in()
     assert bench.store.kept == ["a", "b", "c"]
-    assert not bench.reach.away
+    assert not bench.database.away
     assert bench.put(["c", "d"]) == [False, True], "and now the store itself is asked again"
 
 
 def test_hanging_store_blocks_no_request(bench: Bench) -> None:
     bench.store.hangs.set()
     assert bench.put(["a"]) == [True]
-    assert bench.reach.away
+    assert bench.database.away
     assert bench.put(["b"]) == [True]
     bench.spooling.start()
     bench.store.hangs.clear()
@@ -149,23 +149,23 @@ def test_a_full_spool_refuses_all_of_a_call_and_says_how_many(tmp_path: Path, so
 def test_a_database_without_room_is_no_database_that_is_away(bench: Bench) -> None:
     bench.store.error = DiskFull("the disk of the database is full")
     assert bench.put(["a"]) == [True]
-    assert bench.reach.disk_full and not bench.reach.away
+    assert bench.database.disk_full and not bench.database.away
     assert bench.spooling.store_batch() > 0
     assert bench.spool.pending
     bench.store.error = None
     bench.bring_all_in()
-    assert bench.store.kept == ["a"] and not bench.reach.disk_full
+    assert bench.store.kept == ["a"] and not bench.database.disk_full
 
 
 def test_a_full_disk_is_forgotten_where_nothing_more_is_written() -> None:
     """The sender of the write that failed may have gone to another API for good."""
     now_s = 100.0
-    reach = Reach(stopwatch=lambda: now_s)
-    reach.no_room(DiskFull("the disk of the database is full"))
+    database = Database(stopwatch=lambda: now_s)
+    database.no_room(DiskFull("the disk of the database is full"))
     now_s += FULL_S - 1
-    assert reach.disk_full == "the disk of the database is full"
+    assert database.disk_full == "the disk of the database is full"
     now_s += 1
-    assert not reach.disk_full
+    assert not database.disk_full
 
 
 def test_store_failure_leaves_no_unhandled_exception_in_the_log(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_events_come_back_as_they_went(api: Api, bench: Bench) -> None:
     lane = events_lane(bench.spooling, api.services)
     at = datetime.now(UTC) - timedelta(minutes=9)
     entries = [Arrival(observation(number, at), (f"{number + 100:064x}",)) for number in range(3)]
-    bench.reach.failed("away")
+    bench.database.failed("away")
     assert lane.put(entries) == [True] * 3
     assert lane.put(entries[:1]) == [True], "whether it is a duplicate shows later"
     bench.bring_all_in()
@@ -353,7 +353,7 @@ def test_entries_both_stored_and_spooled_are_stored_once(api: Api, bench: Bench)
     lane = events_lane(bench.spooling, api.services)
     entries = [Arrival(observation(number, datetime.now(UTC))) for number in range(5)]
     assert lane.submit(entries[:3]).result(60) == [True] * 3
-    bench.reach.failed("away")
+    bench.database.failed("away")
     lane.put(entries)
     bench.bring_all_in()
     with api.engine.connect() as conn:
@@ -372,7 +372,7 @@ def test_step_times_come_back_as_they_went_and_late_ones_are_counted(api: Api, b
     body = msgspec.json.encode({"job": "4711", "restart": 2, "samples": [sample]})
     now = datetime.now(UTC)
     old = now - timedelta(minutes=16)
-    bench.reach.failed("away")
+    bench.database.failed("away")
     for arrived in (now, old):
         lane.put(step_batches(body, lambda *_: True, arrived, cluster=CLUSTER).batches)
     bench.bring_all_in()

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from healer.api import access as access_module
 from healer.api import system_routes
 from healer.api.access import Access
-from healer.api.db_health import Crowded, Reach, shared_readiness
+from healer.api.db_health import Crowded, Database, shared_readiness
 from healer.api.problems import Problem
 from healer.api.request_preamble import parse
 from healer.api.site_address import SiteNames
@@ -39,12 +39,12 @@ def away() -> str:
 
 def test_database_error_is_reported_and_counts_as_reachable() -> None:
     async def ask() -> None:
-        reach = Reach()
-        assert await reach.ask(lambda: 5) == 5
-        assert not reach.away
+        database = Database()
+        assert await database.ask(lambda: 5) == 5
+        assert not database.away
         with pytest.raises(KeyError):
-            await reach.ask(lambda: {}["x"])
-        assert not reach.away, "a wrong question is no database that is away"
+            await database.ask(lambda: {}["x"])
+        assert not database.away, "a wrong question is no database that is away"
 
     asyncio.run(ask())
 
@@ -53,10 +53,10 @@ def test_hanging_database_blocks_no_one_and_its_return_is_noticed() -> None:
     release = threading.Event()
 
     async def ask() -> None:
-        reach = Reach(patience_s=0.2)
+        database = Database(patience_s=0.2)
         with pytest.raises(Unavailable, match="does not answer"):
-            await reach.ask(release.wait, 60)
-        assert reach.away
+            await database.ask(release.wait, 60)
+        assert database.away
         asked: list[int] = []
 
         def hangs() -> bool:
@@ -65,26 +65,26 @@ def test_hanging_database_blocks_no_one_and_its_return_is_noticed() -> None:
 
         for _ in range(50):
             with pytest.raises(Unavailable):
-                await reach.ask(hangs)
+                await database.ask(hangs)
         assert len(asked) <= 1, "one at a time looks whether it is back"
         release.set()
         deadline = time.monotonic() + 20
-        while reach.away and time.monotonic() < deadline:
+        while database.away and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        assert not reach.away
-        assert await reach.ask(lambda: 7) == 7
+        assert not database.away
+        assert await database.ask(lambda: 7) == 7
 
     asyncio.run(ask())
 
 
 def test_refusing_database_is_away_until_it_answers() -> None:
     async def ask() -> None:
-        reach = Reach()
+        database = Database()
         with pytest.raises(Unavailable, match="refused"):
-            await reach.ask(away)
-        assert reach.away
-        assert await reach.insist(lambda: 1) == 1
-        assert not reach.away
+            await database.ask(away)
+        assert database.away
+        assert await database.ask_anyway(lambda: 1) == 1
+        assert not database.away
 
     asyncio.run(ask())
 
@@ -94,19 +94,19 @@ def test_waiting_for_a_thread_does_not_mark_the_database_as_away() -> None:
     release = threading.Event()
 
     async def ask() -> None:
-        reach = Reach(patience_s=30)
-        asked = [asyncio.create_task(reach.insist(release.wait, 60)) for _ in range(600)]
+        database = Database(patience_s=30)
+        asked = [asyncio.create_task(database.ask_anyway(release.wait, 60)) for _ in range(600)]
         done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=20)
         assert done, "what is more than may wait is refused at once"
         with pytest.raises(Crowded, match="too many queries"):
-            await reach.ask(lambda: 1)
-        assert not reach.away
+            await database.ask(lambda: 1)
+        assert not database.away
         release.set()
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
         crowded = [one for one in outcomes if isinstance(one, Crowded)]
         assert len(crowded) == 600 - outcomes.count(True) and 400 <= len(crowded) < 600
-        assert not reach.away
-        assert await reach.ask(lambda: 1) == 1
+        assert not database.away
+        assert await database.ask(lambda: 1) == 1
 
     asyncio.run(ask())
 
@@ -115,10 +115,10 @@ def test_silent_database_is_away_while_queries_wait() -> None:
     release = threading.Event()
 
     async def ask() -> None:
-        reach = Reach(patience_s=0.2)
-        asked = [asyncio.create_task(reach.insist(release.wait, 60)) for _ in range(50)]
+        database = Database(patience_s=0.2)
+        asked = [asyncio.create_task(database.ask_anyway(release.wait, 60)) for _ in range(50)]
         await asyncio.gather(*asked, return_exceptions=True)
-        assert reach.away
+        assert database.away
         release.set()
 
     asyncio.run(ask())
@@ -134,7 +134,7 @@ def test_all_who_ask_whether_healer_is_ready_share_one_answer() -> None:
         return Readiness(ready=True, checks={})
 
     async def ask() -> None:
-        readying = shared_readiness(look, Reach(patience_s=30))
+        readying = shared_readiness(look, Database(patience_s=30))
         tasks = [asyncio.create_task(readying.current()) for _ in range(500)]
         await asyncio.sleep(0)
         release.set()
@@ -145,7 +145,7 @@ def test_all_who_ask_whether_healer_is_ready_share_one_answer() -> None:
 
 
 def test_unreachable_database_is_not_ready() -> None:
-    readying = shared_readiness(lambda: Readiness(ready=bool(away()), checks={}), Reach())
+    readying = shared_readiness(lambda: Readiness(ready=bool(away()), checks={}), Database())
     readiness = asyncio.run(readying.current())
     assert not readiness.ready and readiness.checks["database"] == {"ok": False, "text": "connection refused"}
 
@@ -218,16 +218,16 @@ def request(token: str) -> Request:
 
 def asked_while_away(api: Api, token: str, *, before: float = 0.0) -> Caller:
     """The answer to a sender whose token was good `before` s before the database went away."""
-    reach = Reach()
-    access = Access(api.services, reach)
+    database = Database()
+    access = Access(api.services, database)
 
     async def ask() -> Caller:
         await access.sender(request(token))
         access._cache.clear()  # a second later
         for digest, (seen_at, caller) in list(access._senders.items()):
             access._senders[digest] = (seen_at - before, caller)
-        reach.failed("away")
-        reach._probed_at = time.monotonic() + 60  # no probe checks whether it is back
+        database.failed("away")
+        database._probed_at = time.monotonic() + 60  # no probe checks whether it is back
         return await access.sender(request(token))
 
     return asyncio.run(ask())
@@ -250,13 +250,13 @@ def test_no_other_role_is_remembered(api: Api, role: str) -> None:
 
 
 def test_a_known_sender_may_do_nothing_else_meanwhile(api: Api) -> None:
-    token, reach = api.token(Role.signals), Reach()
-    access = Access(api.services, reach)
+    token, database = api.token(Role.signals), Database()
+    access = Access(api.services, database)
 
     async def ask() -> None:
         await access.sender(request(token))
         access._cache.clear()
-        reach.failed("away")
+        database.failed("away")
         with pytest.raises(Unavailable):
             await access.caller(request(token))
 
@@ -264,8 +264,8 @@ def test_a_known_sender_may_do_nothing_else_meanwhile(api: Api) -> None:
 
 
 def test_a_revoked_token_is_forgotten_at_its_next_look(api: Api) -> None:
-    token, reach = api.token(Role.signals), Reach()
-    access = Access(api.services, reach)
+    token, database = api.token(Role.signals), Database()
+    access = Access(api.services, database)
 
     async def ask() -> None:
         caller = await access.sender(request(token))
@@ -274,7 +274,7 @@ def test_a_revoked_token_is_forgotten_at_its_next_look(api: Api) -> None:
         with pytest.raises(Problem):
             await access.sender(request(token))
         access._cache.clear()
-        reach.failed("away")
+        database.failed("away")
         with pytest.raises(Unavailable):
             await access.sender(request(token))
 
@@ -284,7 +284,7 @@ def test_a_revoked_token_is_forgotten_at_its_next_look(api: Api) -> None:
 @pytest.mark.parametrize("known", [pytest.param(True, id="known"), pytest.param(False, id="new")])
 def test_a_look_that_hung_brings_no_revoked_token_back(api: Api, known: bool) -> None:
     """It was asked before the token was revoked, and is answered after the next look found it revoked."""
-    token, reach = api.token(Role.signals), Reach()
+    token, database = api.token(Role.signals), Database()
     find = api.services.tokens.by_token
     taken, answered = threading.Event(), threading.Event()
 
@@ -296,7 +296,7 @@ def test_a_look_that_hung_brings_no_revoked_token_back(api: Api, known: bool) ->
                 assert answered.wait(60)
             return found
 
-    access = Access(dataclasses.replace(api.services, tokens=cast(Any, Tokens())), reach)
+    access = Access(dataclasses.replace(api.services, tokens=cast(Any, Tokens())), database)
     digest = access_module.digest_of(token)
     caller = find(digest, api.services.clock.now())
     if known:
@@ -310,7 +310,7 @@ def test_a_look_that_hung_brings_no_revoked_token_back(api: Api, known: bool) ->
     hung.join()
     assert access.cached("token", digest)[1] is None
     access._cache.clear()
-    reach.failed("away")
+    database.failed("away")
     with pytest.raises(Unavailable):
         asyncio.run(access.sender(request(token)))
 
@@ -326,7 +326,7 @@ def test_requests_of_one_token_share_a_look_that_is_young(api: Api, monkeypatch:
             assert go_on.wait(60)
             return find(digest, now)
 
-    access = Access(dataclasses.replace(api.services, tokens=cast(Any, Tokens())), Reach(patience_s=60))
+    access = Access(dataclasses.replace(api.services, tokens=cast(Any, Tokens())), Database(patience_s=60))
 
     async def ask() -> None:
         waiting = [asyncio.ensure_future(access.sender(request(token))) for _ in range(20)]
@@ -350,13 +350,13 @@ def test_requests_of_one_token_share_a_look_that_is_young(api: Api, monkeypatch:
 def test_remembered_senders_are_not_accepted_during_an_overload(api: Api) -> None:
     """The database is reachable: its current answer counts, not an earlier one."""
     token = api.token(Role.signals)
-    reach = Reach()
-    access = Access(api.services, reach)
+    database = Database()
+    access = Access(api.services, database)
 
     async def ask() -> None:
         await access.sender(request(token))
         access._cache.clear()
-        reach.common.queued = 10_000
+        database.common.queued = 10_000
         assert await access.sender(request(token))  # they have a lane of their own
         access._cache.clear()
         access._of_senders.queued = 10_000
@@ -381,7 +381,7 @@ def test_senders_are_looked_up_together_and_each_gets_its_own_answer(api: Api) -
             sizes.append(len(digests))
             return find.by_tokens(digests, now)
 
-    access = Access(dataclasses.replace(api.services, tokens=cast(Any, Tokens())), Reach(patience_s=60))
+    access = Access(dataclasses.replace(api.services, tokens=cast(Any, Tokens())), Database(patience_s=60))
 
     async def ask() -> None:
         before = [await access.sender(request(token)) for token in tokens]
@@ -405,7 +405,7 @@ def test_senders_are_looked_up_together_and_each_gets_its_own_answer(api: Api) -
 
 def test_number_of_remembered_senders_is_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_module, "_CACHE_SIZE", 2)
-    access = Access(api.services, Reach())
+    access = Access(api.services, Database())
     tokens = [api.token(Role.signals) for _ in range(4)]
 
     async def ask() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from healer.adapters.postgres import migrate, once_things
+from healer.adapters.postgres import migrate, one_time_items
 from healer.adapters.postgres.audit_rows import PostgresChain
 from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.engine import make_engine
@@ -113,8 +113,8 @@ def hold_back_database(db: sa.Engine, backup_at: datetime, *, by: str, source: s
             conn.execute(sa.text("UPDATE alembic_version SET version_num = :plain"), {"plain": plain})
         before, after, statements = migrate.upgrade_within(conn)
         now = conn.scalar(sa.select(sa.func.clock_timestamp())) or datetime.now(UTC)
-        restore, heads = Restore(backup_at, now, by, source), once_things.heads(conn)
-        ended = once_things.end_once_things(conn, now, by=by)
+        restore, heads = Restore(backup_at, now, by, source), one_time_items.heads(conn)
+        ended = one_time_items.end_one_time_items(conn, now, by=by)
         pause, asking = pause_of(restore), 0
         for cluster in sorted({*heads, *cluster_names(conn)}) or ["installation"]:
             tx = _transaction(db, conn, cluster)

@@ -23,7 +23,7 @@ from healer.adapters.postgres.engine import earlier_clock, make_engine
 from healer.adapters.postgres.glass_rows import PostgresBreakGlass
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.local_processes import connection_name
-from healer.adapters.postgres.loops import Beat, Waiting
+from healer.adapters.postgres.loops import Heartbeat, PendingDuties
 from healer.adapters.postgres.migrate import require_tables
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.roles import AUDITOR, login_url
@@ -375,7 +375,7 @@ def run_api(settings: Settings) -> None:
     check_listener(settings)
     files = certificate_files(settings)
     app = web_app(settings, files.names if files else tuple)
-    collect_less()
+    tune_garbage_collection()
     uvicorn.run(
         app,
         host=settings.listen.host,
@@ -399,7 +399,7 @@ def _check_user(settings: Settings) -> None:
         raise SettingsError(say("setup.api_as_worker", folder=str(folder)))
 
 
-def collect_less() -> None:
+def tune_garbage_collection() -> None:
     # Objects made at the start stay to the end: a full collection over them would delay requests by 0.1 s.
     gc.collect()
     gc.freeze()
@@ -465,7 +465,7 @@ def _database_duties(
     from healer.bootstrap.messaging import Telling, delivery, event_duty
 
     cluster, clock = book.cluster, SystemClock()
-    swept, beat = sweep(book, poke(settings, cluster), clock), Beat(db, cluster, "scheduler")
+    swept, beat = sweep(book, poke(settings, cluster), clock), Heartbeat(db, cluster, "scheduler")
 
     def again(since: datetime) -> list[tuple[datetime, str, str]]:
         return enrolled_again(db, cluster, since)
@@ -481,7 +481,7 @@ def _database_duties(
         Duty("tell", DELIVER_S, Telling(settings, telling_db, cluster, rules, clock)),
     ]
     return [
-        *woken_by(Waiting(db, cluster, clock), woken),
+        *woken_by(PendingDuties(db, cluster, clock), woken),
         Duty("tickets", TICKETS_S, tickets_go),
         Duty("seal watch", WATCH_S, seal_watch(book, lambda: seal_state(db, cluster), clock)),
         Duty("enrolment watch", ENROLMENTS_S, enrolment_watch(book, again, clock)),

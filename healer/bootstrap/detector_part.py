@@ -10,7 +10,7 @@ import structlog
 from healer import bootstrap
 from healer.adapters.postgres.arrivals import PostgresLosses
 from healer.adapters.postgres.inbox import PostgresInbox, inbox_channel
-from healer.adapters.postgres.loops import Beat, Waker, returned_nodes, wait_to_lead
+from healer.adapters.postgres.loops import Heartbeat, Waker, returned_nodes, wait_to_lead
 from healer.adapters.postgres.migrate import require_tables
 from healer.adapters.postgres.node_rows import (
     PostgresFleetFigures,
@@ -79,7 +79,7 @@ def run_detector(settings: Settings) -> None:
     detector = Detector(parts)
     if recorder is not None:
         threading.Thread(target=recorder.run, args=(stopped,), name="recorder", daemon=True).start()
-    bootstrap.collect_less()
+    bootstrap.tune_garbage_collection()
     models = ModelKeeper(db, cluster)
     threading.Thread(target=models.run, args=(stopped,), name="models", daemon=True).start()
     senses = SensesLoop(_senses_parts(settings, db, parts, rules, detector.picture, models.forest()))
@@ -90,7 +90,7 @@ def run_detector(settings: Settings) -> None:
 
 def _walked(settings: Settings, db: sa.Engine, cluster: str) -> tuple[PostgresInbox, Callable[[], None]]:
     """The inbox, and what follows each walk."""
-    beat, traces = Beat(db, cluster, "detector"), traces_of(settings, "detector", cluster)
+    beat, traces = Heartbeat(db, cluster, "detector"), traces_of(settings, "detector", cluster)
     if traces is None:
         return PostgresInbox(db, cluster), beat
     inbox = TracedInbox(db, cluster, traces)

@@ -24,7 +24,7 @@ from healer.adapters.postgres.audit_rows import PostgresChain
 from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.inbox import PostgresCheckpoints
 from healer.adapters.postgres.ledger import PostgresLedger
-from healer.adapters.postgres.loops import WITNESS_PART, Beat, Waiting, Waker, expect_witnesses
+from healer.adapters.postgres.loops import WITNESS_PART, Heartbeat, PendingDuties, Waker, expect_witnesses
 from healer.adapters.postgres.migrate import require_tables
 from healer.adapters.postgres.node_rows import PostgresSnapshots, snapshot_channel
 from healer.adapters.postgres.roles import AUDITOR
@@ -287,18 +287,18 @@ def _sealing(settings: Settings, db: sa.Engine, cluster: str) -> tuple[SharedSea
     for witness in witnesses:
         name = sha256(witness.name.encode()).hexdigest()[:12]
         position = PositionFile(settings.data_dir / "witnesses" / name)
-        deliver = Deliveries(witness, file, position, Beat(db, cluster, f"{WITNESS_PART}{witness.name}"))
+        deliver = Deliveries(witness, file, position, Heartbeat(db, cluster, f"{WITNESS_PART}{witness.name}"))
         # Each in a thread of its own: a witness that is slow keeps neither the seal nor another waiting.
         deliveries.append(Duty(f"witness {witness.name}", WITNESS_S, patient(deliver, witness.name)))
     seal = Duty("seal", SEAL_S, sealer.seal)
-    return sealer, woken_by(Waiting(db, cluster, SystemClock()), [seal]), deliveries
+    return sealer, woken_by(PendingDuties(db, cluster, SystemClock()), [seal]), deliveries
 
 
 def _look_ahead(db: sa.Engine, snapshots: PostgresSnapshots, book: PostgresLedger) -> None:
     """Decodes changes of Slurm's picture ahead of the next step (5 ms for 1,250 nodes), and frees the slots
     that hold nothing any more by it."""
     cluster, clock = book.cluster, SystemClock()
-    waker, beat = Waker(db, [snapshot_channel(cluster)]), Beat(db, cluster, "worker")
+    waker, beat = Waker(db, [snapshot_channel(cluster)]), Heartbeat(db, cluster, "worker")
     while True:
         beat()
         try:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.loops import BEAT_S, DEAD_AFTER_S, Beat, beats_on
+from healer.adapters.postgres.loops import BEAT_S, DEAD_AFTER_S, Heartbeat, beats_on
 from healer.adapters.postgres.tables import beats
 from healer.bootstrap.messaging import ALIVE_S, Switch
 from healer.model import Channel, ChannelKind, DeadMansSwitch, Notifications
@@ -58,7 +58,7 @@ def test_it_is_held_as_long_as_both_live(fresh_database: sa.Engine, chats: Chats
     duty, watch, _ = switch
     assert duty() == ALIVE_S
     assert heard(chats) == []  # no detector has worked yet
-    Beat(fresh_database, "pod1", "detector")()
+    Heartbeat(fresh_database, "pod1", "detector")()
     assert (duty(), duty()) == (30, 30)
     (alert,) = chats.alerts.values()
     assert alert["labels"] == {"alertname": "HealerAlive", "cluster": "pod1", "severity": "none"}
@@ -70,12 +70,12 @@ def test_it_is_held_as_long_as_both_live(fresh_database: sa.Engine, chats: Chats
 
 def test_a_silent_detector_lets_it_go(fresh_database: sa.Engine, chats: Chats, switch) -> None:
     duty, _, _ = switch
-    Beat(fresh_database, "pod1", "detector")()
+    Heartbeat(fresh_database, "pod1", "detector")()
     duty()
     silent(fresh_database, DEAD_AFTER_S + 1)
     assert duty() == ALIVE_S
     assert len(heard(chats)) == 1
-    Beat(fresh_database, "pod2", "detector")()  # another cluster's says nothing of this one
+    Heartbeat(fresh_database, "pod2", "detector")()  # another cluster's says nothing of this one
     duty()
     assert len(heard(chats)) == 1
 
@@ -84,7 +84,7 @@ def test_a_scheduler_whose_poll_hangs_or_fails_lets_it_go(
     fresh_database: sa.Engine, chats: Chats, switch
 ) -> None:
     duty, watch, _ = switch
-    Beat(fresh_database, "pod1", "detector")()
+    Heartbeat(fresh_database, "pod1", "detector")()
 
     def fails() -> float:
         raise RuntimeError("the database is away")
@@ -103,14 +103,14 @@ def test_an_alertmanager_that_fails_is_asked_again_soon(
     fresh_database: sa.Engine, chats: Chats, switch
 ) -> None:
     duty, _, _ = switch
-    Beat(fresh_database, "pod1", "detector")()
+    Heartbeat(fresh_database, "pod1", "detector")()
     chats.answers.append((500, {}, {}))
     assert (duty(), duty()) == (ALIVE_S, 30)
 
 
 def test_a_beat_is_stored_every_few_seconds_and_never_fails(fresh_database: sa.Engine) -> None:
     watch = Watch()
-    beat = Beat(fresh_database, "pod1", "detector", watch)
+    beat = Heartbeat(fresh_database, "pod1", "detector", watch)
     beat()
     silent(fresh_database, 1000)
     beat()

@@ -17,7 +17,7 @@ from healer.adapters.postgres.figures import stats
 from healer.adapters.postgres.goodput_rows import PostgresGoodput
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.incident_rows import about_node, incident_page, may_be_alike, parts_of, watched
-from healer.adapters.postgres.loops import Beat, try_lead
+from healer.adapters.postgres.loops import Heartbeat, try_lead
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.outbox import PostgresMessageBook, all_deliveries
 from healer.adapters.postgres.own_health import pulses, stored
@@ -572,8 +572,8 @@ def test_a_storm_of_held_runs_hides_none_that_asks(fresh_database: sa.Engine) ->
 
 
 def test_a_cluster_says_when_its_parts_were_last_heard(fresh_database: sa.Engine) -> None:
-    Beat(fresh_database, CLUSTER, "detector")()
-    Beat(fresh_database, "pod2", "worker")()
+    Heartbeat(fresh_database, CLUSTER, "detector")()
+    Heartbeat(fresh_database, "pod2", "worker")()
     beats = queries_of(fresh_database).clusters.state(CLUSTER, NOW).beats
     assert set(beats) == {"detector"} and abs(datetime.now(UTC) - beats["detector"]) < timedelta(minutes=1)
 
@@ -611,7 +611,7 @@ def test_a_leader_that_has_stopped_working_is_no_active_detector(fresh_database:
     with fresh_database.connect() as leader:
         assert try_lead(leader, CLUSTER)
         assert pulses(fresh_database, [CLUSTER])[0].detector, "it has just begun"
-        Beat(fresh_database, CLUSTER, "detector")()
+        Heartbeat(fresh_database, CLUSTER, "detector")()
         assert pulses(fresh_database, [CLUSTER])[0].detector
         with fresh_database.begin() as conn:
             conn.execute(sa.update(beats).values(at=datetime.now(UTC) - timedelta(minutes=2)))
@@ -619,7 +619,7 @@ def test_a_leader_that_has_stopped_working_is_no_active_detector(fresh_database:
 
 
 def test_database_reports_on_healer_itself(fresh_database: sa.Engine) -> None:
-    Beat(fresh_database, CLUSTER, "scheduler")()
+    Heartbeat(fresh_database, CLUSTER, "scheduler")()
     with fresh_database.begin() as conn:
         for number, (state, error) in enumerate((("sent", None), ("failed", "403"), ("due", None))):
             fields = {"cluster": CLUSTER, "kind": "page", "page": True, "at": NOW, "routed": True}

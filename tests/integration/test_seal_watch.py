@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.audit_rows import PostgresChain, append
-from healer.adapters.postgres.loops import WITNESS_PART, Beat, expect_witnesses
+from healer.adapters.postgres.loops import WITNESS_PART, Heartbeat, expect_witnesses
 from healer.adapters.postgres.own_health import seal_state
 from healer.adapters.postgres.tables import beats, messages
 from healer.audit import Sealer
@@ -53,7 +53,7 @@ def test_a_witness_is_expected_from_the_start_and_until_it_is_taken_away(fresh_d
     expect_witnesses(fresh_database, "pod1", ["file:/a"])
     assert seal_state(fresh_database, "pod1").witnesses == {"file:/a": first["file:/a"]}
     # A restart is no answer; a delivery is.
-    Beat(fresh_database, "pod1", f"{WITNESS_PART}file:/a")()
+    Heartbeat(fresh_database, "pod1", f"{WITNESS_PART}file:/a")()
     assert seal_state(fresh_database, "pod1").witnesses["file:/a"] > first["file:/a"]
     expect_witnesses(fresh_database, "pod1", ["file:/a", "file:/b"])
     assert seal_state(fresh_database, "pod1").witnesses["file:/b"] > first["file:/b"]

@@ -10,7 +10,7 @@ from healer.adapters.postgres import outbox
 from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.ledger import PostgresLedger
-from healer.adapters.postgres.loops import Waiting
+from healer.adapters.postgres.loops import PendingDuties
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.planning import planning
 from healer.adapters.postgres.tables import runs
@@ -29,7 +29,7 @@ def run(state: RunState = RunState.running, cluster: str = CLUSTER) -> Run:
 
 
 def test_nothing_waits(fresh_database: sa.Engine) -> None:
-    waiting = Waiting(fresh_database, CLUSTER, SimClock(NOW))
+    waiting = PendingDuties(fresh_database, CLUSTER, SimClock(NOW))
     assert [waiting() for _ in range(3)] == [set()] * 3
     waiting.close()
 
@@ -84,7 +84,7 @@ def _waits_as_due(engine: sa.Engine, **values: object) -> bool:
     with engine.begin() as conn:
         conn.execute(sa.update(runs).values(**values))
     ledger = _ledger(engine)
-    waiting = Waiting(engine, CLUSTER, clock)
+    waiting = PendingDuties(engine, CLUSTER, clock)
     waits = waiting()
     assert waits == ({"sweep"} if ledger.due_runs(NOW, sent=SENT) else set())
     waiting.close()
@@ -100,8 +100,8 @@ def test_a_message_waits_from_its_time_on_and_a_record_until_it_is_sealed(fresh_
     record = AuditRecord(cluster=CLUSTER, at=NOW, actor="ann", verb="v", subject="s", data={})
     with fresh_database.begin() as conn:
         outbox.queue(conn, page, at=NOW, has_sink=True)
-    early = Waiting(fresh_database, CLUSTER, SimClock(NOW - timedelta(seconds=1)))
-    waiting = Waiting(fresh_database, CLUSTER, SimClock(NOW))
+    early = PendingDuties(fresh_database, CLUSTER, SimClock(NOW - timedelta(seconds=1)))
+    waiting = PendingDuties(fresh_database, CLUSTER, SimClock(NOW))
     assert (early(), waiting()) == ({"tell"}, {"deliver", "tell"})
     with planning(fresh_database, CLUSTER, NOW) as tx:
         assert tx is not None
@@ -116,7 +116,7 @@ def test_a_message_waits_from_its_time_on_and_a_record_until_it_is_sealed(fresh_
 
 def test_broken_connection_is_reopened(fresh_database: sa.Engine) -> None:
     engine = make_engine(fresh_database.url.render_as_string(hide_password=False), name="waiting here")
-    waiting = Waiting(engine, CLUSTER, SimClock(NOW))
+    waiting = PendingDuties(engine, CLUSTER, SimClock(NOW))
     assert waiting() == set()
     with fresh_database.begin() as conn:
         mine = (

@@ -82,7 +82,7 @@ BEAT_S = 5.0
 DEAD_AFTER_S = 60.0
 
 
-class Beat:
+class Heartbeat:
     """Stores a heartbeat when called, at most every `BEAT_S`. Never raises: a failed write is silence."""
 
     def __init__(
@@ -180,7 +180,7 @@ _WORK = {
 _STATEMENT = ("SELECT " + ", ".join(f"EXISTS ({query})" for query in _WORK.values())).encode()
 
 
-class Waiting:
+class PendingDuties:
     """Callable: the names of the duties that have work, of `sweep`, `deliver`, `tell` and `seal`.
 
     One round trip on a dedicated connection; a pooled one takes four. Raises database errors; the next call

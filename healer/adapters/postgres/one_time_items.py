@@ -12,7 +12,7 @@ from healer.text import say
 _PERHAPS_SENT = storable_doc(say("adapters.perhaps_sent"))
 
 
-def end_once_things(conn: sa.Connection, now: datetime, *, by: str) -> dict[str, int]:
+def end_one_time_items(conn: sa.Connection, now: datetime, *, by: str) -> dict[str, int]:
     """Ends them in the caller's transaction; returns how many of each kind there were."""
     failed = {"state": "failed", "next_try_at": None, "error": _PERHAPS_SENT}
     seal, link = break_glass.c, tokens.c

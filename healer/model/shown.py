@@ -47,6 +47,11 @@ def shown(text: str, *, keep: str = "") -> str:
     return _FORM.sub(lambda found: found[0] if found[0] in keep else _symbol(ord(found[0])), text)
 
 
+def cut(text: str, most: int) -> str:
+    """At most this many characters, with `…` if something is cut."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
 def one_line(text: str) -> str:
     """The text on one line, with single spaces, and `shown`."""
     return shown(" ".join(text.split()))

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from healer import __version__
-from healer.adapters.webhook import cause_of, decode_json
+from healer.adapters.webhook import cause_of, decode_json, read_body
 from healer.model import Power, ResetKind
 from healer.ports.node_exec import BmcError, BmcUnavailable
 from healer.text import Said, joined, quoted, say
@@ -163,11 +163,9 @@ class Redfish:
 
 
 def _read(node: str, response: httpx.Response, until: float) -> _Reply:
-    content = b""
-    for part in response.iter_bytes():
-        content += part
-        if len(content) > _MOST_BYTES or time.monotonic() > until:
-            raise BmcUnavailable(say("nodes.bmc_endless", node=node))
+    content = read_body(response, _MOST_BYTES, until)
+    if content is None:
+        raise BmcUnavailable(say("nodes.bmc_endless", node=node))
     body = decode_json(content)
     return _Reply(response.status_code, dict(response.headers), body if isinstance(body, dict) else {})
 

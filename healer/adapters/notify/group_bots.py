@@ -18,8 +18,9 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote_plus
 
-from healer.adapters.notify.talk import OneWay, Reply, Talk, as_markdown, cut, cut_bytes, links
+from healer.adapters.notify.talk import OneWay, Reply, Talk, as_markdown, cut_bytes, links
 from healer.model import Severity, Stage
+from healer.model.shown import cut
 from healer.ports.outbound import DeliveryFailed, Notice
 from healer.text import say
 

@@ -16,9 +16,10 @@ from hashlib import sha256
 
 import structlog
 
-from healer.adapters.notify.talk import OneWay, as_html, cut, links
+from healer.adapters.notify.talk import OneWay, as_html, links
 from healer.adapters.webhook import TIMEOUT_S
 from healer.model import Channel
+from healer.model.shown import cut
 from healer.ports.outbound import DeliveryFailed, Notice
 from healer.text import say
 

@@ -7,8 +7,9 @@ both: PagerDuty takes the end of an alert that does not exist, and nothing has t
 
 from typing import Any
 
-from healer.adapters.notify.talk import OneWay, Talk, cut
+from healer.adapters.notify.talk import OneWay, Talk
 from healer.model import Severity, Stage
+from healer.model.shown import cut
 from healer.ports.outbound import Notice
 from healer.text import say
 

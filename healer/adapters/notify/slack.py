@@ -10,9 +10,9 @@ from typing import Any
 
 import structlog
 
-from healer.adapters.notify.talk import Talk, cut, label_of
+from healer.adapters.notify.talk import Talk, label_of
 from healer.model import REJECTIONS, Severity, Stage
-from healer.model.shown import shown
+from healer.model.shown import cut, shown
 from healer.ports.outbound import DeliveryFailed, Notice
 from healer.text import Said, say
 

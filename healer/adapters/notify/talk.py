@@ -98,11 +98,6 @@ def label_of(line: str) -> tuple[str, str]:
     return (found[0].strip(), line[found.end() :]) if found else ("", line)
 
 
-def cut(text: str, most: int) -> str:
-    """At most this many characters, with `…` if something is cut."""
-    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
-
-
 def cut_bytes(text: str, most: int) -> str:
     """At most this many bytes of UTF-8, without partial characters, with `…` if something is cut."""
     raw = text.encode()

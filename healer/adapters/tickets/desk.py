@@ -104,10 +104,6 @@ def mark_of(number: str) -> str:
     return f"healer-note-{sha256(number.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
 
-def cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
-
-
 def _fit(ticket: Ticket) -> Ticket:
     """Fit for eyes; the title begins with the cluster, as two may have equal node names."""
     return msgspec.structs.replace(

@@ -10,9 +10,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from healer.adapters.tickets.calls import Access, Answered, Calls, Manner, Reply, utc_now
-from healer.adapters.tickets.desk import Found, cut
+from healer.adapters.tickets.desk import Found
 from healer.adapters.webhook import retry_after_s
 from healer.model import Ticket
+from healer.model.shown import cut
 from healer.ports.outbound import DeliveryFailed
 from healer.text import say
 

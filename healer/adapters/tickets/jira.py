@@ -12,8 +12,9 @@ from typing import Any
 from urllib.parse import quote
 
 from healer.adapters.tickets.calls import Access, Calls, Manner
-from healer.adapters.tickets.desk import Found, cut
+from healer.adapters.tickets.desk import Found
 from healer.model import Ticket
+from healer.model.shown import cut
 from healer.ports.outbound import DeliveryFailed
 from healer.text import joined, say
 

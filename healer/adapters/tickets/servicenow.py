@@ -11,8 +11,9 @@ from datetime import datetime
 from typing import Any
 
 from healer.adapters.tickets.calls import Access, Answered, Calls, Manner, Reply
-from healer.adapters.tickets.desk import Found, cut
+from healer.adapters.tickets.desk import Found
 from healer.model import Severity, Ticket
+from healer.model.shown import cut
 from healer.ports.outbound import DeliveryFailed
 from healer.text import Said, say
 

@@ -15,7 +15,7 @@ from healer.importing.happenings import (
     Sampled,
     SmiLog,
     ToolEvent,
-    decoded,
+    decode,
 )
 from healer.importing.local_stamps import rfc3339
 from healer.importing.measured_text import TEXT_BYTES
@@ -56,7 +56,7 @@ class Fold:
             yield self._entry(start_us, "slurm/jobs", {"cluster": self._cluster, "jobs": []})
         for line in lines:
             at_us = max(int(line[:18]), start_us)
-            happening = decoded(line[KEY:-1])
+            happening = decode(line[KEY:-1])
             if at_us > self._at_us:
                 yield from self._flush()
                 self._at_us = at_us

@@ -82,11 +82,7 @@ _AHEAD_US = 26 * 3_600_000_000
 HEARD_MOST = 500_000
 Happening = Lines | NodeChange | JobChange | NodeCheck | Sampled | ToolEvent | SmiLog
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Happening).decode
-
-
-def decoded(payload: bytes) -> Happening:
-    return _decode(payload)
+decode = msgspec.json.Decoder(Happening).decode
 
 
 class Found:

@@ -116,7 +116,7 @@ class Recorder:
         if snapshot is None:
             return
         if snapshot.nodes is not self._nodes:
-            rows = _changed("nodes", self._nodes, snapshot.nodes, _node)
+            rows = _changed("nodes", self._nodes, snapshot.nodes, msgspec.to_builtins)
             self._nodes = snapshot.nodes
             if rows:
                 self._put(now, "slurm/nodes", {"cluster": snapshot.cluster} | rows)
@@ -284,10 +284,6 @@ def _entry(observation: Observation) -> dict[str, Any]:
     if "job" in observation.data:
         entry["job"] = observation.data["job"]
     return entry
-
-
-def _node(node: SlurmNode) -> dict[str, Any]:
-    return msgspec.to_builtins(node)
 
 
 def _job(job: SlurmJob) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`healer learn`: takes the facts of a good node as the reference of its kind."""
 
-import secrets
 from typing import Any
 
 import typer
@@ -49,7 +48,7 @@ def learn(
 
 def _learn(api: Any, cluster: str, node: str, kind: str | None, *, reason: str, yes: bool) -> Any:
     body = {"cluster": cluster, "node": node, "kind": kind, "reason": reason, "dry_run": not yes}
-    return api.post("/references", given(body), key=secrets.token_hex(16))
+    return api.post("/references", given(body), once=True)
 
 
 def _forget(api: Any, found: Any, kind: str | None, *, reason: str, yes: bool) -> Any:

@@ -1,7 +1,5 @@
 """`healer messages`: messages to people, failed deliveries, and their retry."""
 
-import secrets
-
 import typer
 
 from healer.commands import print_line
@@ -71,7 +69,7 @@ def retry(
 
     body = given({"reason": reason, "channel": channel})
     with Client() as api:
-        found = api.post(f"/messages/{quote(message, safe='')}/retry", body, key=secrets.token_hex(16))
+        found = api.post(f"/messages/{quote(message, safe='')}/retry", body, once=True)
     if json:
         print_json(found)
         return

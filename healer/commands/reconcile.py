@@ -1,7 +1,5 @@
 """`healer reconcile`: differences between healer's book and Slurm, and their repair."""
 
-import secrets
-
 import typer
 
 from healer.commands import Failed, print_line
@@ -28,7 +26,7 @@ def reconcile(
             found = api.get("/reconcile", cluster=cluster)["items"]
         else:
             body = given({"reason": reason, "cluster": cluster})
-            found = api.post("/reconcile", body, key=secrets.token_hex(16))["items"]
+            found = api.post("/reconcile", body, once=True)["items"]
     if found or json:
         print_list(found, _REPAIRS if repair else _DIFFERENCES, json)
     else:

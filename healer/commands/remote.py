@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -61,8 +62,9 @@ class Client:
     def get(self, path: str, **query: Any) -> Any:
         return self._ask("GET", path, params=given(query))
 
-    def post(self, path: str, body: Any, *, key: str | None = None, **query: Any) -> Any:
-        headers = {"Idempotency-Key": key} if key else {}
+    def post(self, path: str, body: Any, *, once: bool = False, **query: Any) -> Any:
+        """`once`: with a key, by which a repeat of the same request acts no second time."""
+        headers = {"Idempotency-Key": secrets.token_hex(16)} if once else {}
         return self._ask("POST", path, json=body, params=given(query), headers=headers)
 
     def send(self, path: str, content: bytes, kind: str, *, packed: str | None = None, **query: Any) -> Any:

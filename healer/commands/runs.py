@@ -1,6 +1,5 @@
 """`healer runs`, `healer run`, `healer approve`, `healer pause`: the console's verbs for a terminal."""
 
-import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -129,7 +128,7 @@ def run(
             _run_on_each(api, playbook, nodes, body, json)
             return
         body |= {"node": nodes[0]} if nodes else {}
-        answer = api.post(f"/playbooks/{playbook}/runs", body, key=None if dry_run else secrets.token_hex(16))
+        answer = api.post(f"/playbooks/{playbook}/runs", body, once=not dry_run)
     if json:
         print_json(answer)
     elif dry_run:
@@ -149,11 +148,11 @@ def _run_on_each(api: Client, playbook: str, nodes: Sequence[str], body: dict[st
     """Starts a run on each node; a refusal does not stop the others. Ends with 1 if one was refused."""
     answers: list[dict[str, Any]] = []
     for name in nodes:
-        key = None if body.get("dry_run") else secrets.token_hex(16)
         try:
-            answers.append(
-                {"node": name} | api.post(f"/playbooks/{playbook}/runs", {**body, "node": name}, key=key)
+            answer = api.post(
+                f"/playbooks/{playbook}/runs", {**body, "node": name}, once="dry_run" not in body
             )
+            answers.append({"node": name} | answer)
         except ClientError as error:
             answers.append({"node": name, "error": str(error)})
     if json:
@@ -250,7 +249,7 @@ def undo(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
 
 def _on_run(run_id: str, verb: str, body: dict[str, Any], json: bool) -> None:
     with Client() as api:
-        answer = api.post(f"/runs/{run_id}/{verb}", body, key=secrets.token_hex(16))
+        answer = api.post(f"/runs/{run_id}/{verb}", body, once=True)
         if answer["state"] == "held" and not answer["question"] and not json:
             decisions = api.get(f"/runs/{answer['id']}")["decisions"]
             answer["question"] = decisions[-1]["why"] if decisions else None
@@ -283,7 +282,7 @@ def pause(
             asked = {"scope": scope, "name": name, "cluster": cluster, "reason": reason}
             if lasts is not None:
                 asked["until"] = (datetime.now(UTC) + parse_lasts(lasts, "--for")).isoformat()
-            answer = api.post("/pauses", given(asked), key=secrets.token_hex(16))
+            answer = api.post("/pauses", given(asked), once=True)
     words = {"id": answer["id"], "of": quoted(answer["name"] or answer["scope"])}
     done = say("commands.pause_ended", **words) if end is not None else say("commands.paused", **words)
     print_json(answer) if json else print_line(done)

@@ -32,6 +32,7 @@ from healer.api.services import Services, services_of
 from healer.detection.reported import firing
 from healer.engine.records import (
     NO_HOURS,
+    compared_facts,
     goodput_csv,
     goodput_rows,
     incident_record,
@@ -47,9 +48,6 @@ from healer.model import (
     Playbook,
     Role,
     Run,
-    differences,
-    merged_facts,
-    node_kind,
 )
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.model.goodput import GoodputRow
@@ -106,11 +104,8 @@ def node(request: Request, caller: Viewer, cluster: Id, node: Id) -> Response:
 
 def _inventory(services: Services, rows: NodeRows) -> dict[str, Any]:
     """The node's inventory, and how it differs from the reference of its kind."""
-    facts = merged_facts(rows.node, rows.inventory.facts if rows.inventory else None)
-    kind = node_kind(rows.node.gpu_model)
     references = services.queries.nodes.references(rows.snapshot.cluster)
-    reference = next((reference for reference in references if reference.kind == kind), None)
-    differs = differences(facts, reference) if reference is not None else {}
+    facts, reference, differs = compared_facts(rows, references)
     return {"inventory": facts, "reference": reference, "differs": differs}
 
 

@@ -33,7 +33,7 @@ from healer.console.views.svg_lanes import LaneChart, csv_text
 from healer.decisions.node_facts import context_of
 from healer.detection.lemons import LIMIT
 from healer.detection.reported import firing
-from healer.engine.records import JobHistory, job_history, of_one_job
+from healer.engine.records import JobHistory, compared_facts, job_history, of_one_job
 from healer.model import (
     FACTS,
     FiringAlert,
@@ -41,9 +41,6 @@ from healer.model import (
     Ruleset,
     SlurmJob,
     SlurmSnapshot,
-    differences,
-    merged_facts,
-    node_kind,
 )
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.model.shown import shown as printable
@@ -140,10 +137,7 @@ def _shown_by_slurm(snapshot: SlurmSnapshot | None, name: str) -> dict[str, Any]
 
 def _made_of(rows: NodeRows, references: Sequence[Reference]) -> dict[str, Any]:
     """(what, the node's value, that of the good node where it is another) of each fact that is known."""
-    facts = merged_facts(rows.node, rows.inventory.facts if rows.inventory else {})
-    kind = node_kind(rows.node.gpu_model)
-    reference = next((reference for reference in references if reference.kind == kind), None)
-    differs = differences(facts, reference) if reference is not None else {}
+    facts, reference, differs = compared_facts(rows, references)
     good = reference.facts if reference is not None else {}
     lines = [
         (say(f"words.fact_{fact}"), facts[fact], good[fact] if fact in differs else "")

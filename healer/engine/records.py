@@ -21,8 +21,12 @@ from healer.model import (
     Incident,
     IncidentVerdict,
     JobHit,
+    Reference,
     Ruleset,
     Similar,
+    differences,
+    merged_facts,
+    node_kind,
 )
 from healer.model.goodput import WASTED, GoodputRow, Prices, Spent, effective
 from healer.model.shown import cell_text
@@ -35,6 +39,7 @@ from healer.ports.answers import (
     GoodputSum,
     IncidentRows,
     JobRows,
+    NodeRows,
     Pulse,
     Readiness,
     Requeue,
@@ -90,6 +95,16 @@ class JobHistory(JobRows, frozen=True, kw_only=True):
 
     gpu_hours_lost: float | None = None
     gpu_hours_at_most: bool = False
+
+
+def compared_facts(
+    rows: NodeRows, references: Sequence[Reference]
+) -> tuple[dict[str, str], Reference | None, dict[str, str]]:
+    """The node's facts, the reference of its kind, and the facts that differ from it."""
+    facts = merged_facts(rows.node, rows.inventory.facts if rows.inventory else None)
+    kind = node_kind(rows.node.gpu_model)
+    reference = next((reference for reference in references if reference.kind == kind), None)
+    return facts, reference, differences(facts, reference) if reference is not None else {}
 
 
 def job_history(rows: JobRows, job: str, rules: Ruleset) -> JobHistory:

@@ -32,7 +32,7 @@ from healer.model import (
 from healer.model.goodput import GoodputRow
 from healer.model.telemetry import StepBatch
 from healer.observations.step_grid import RankPace, StepGrid, deviation, grid, median_over_ranks, slowest
-from healer.playbooks import BEGIN
+from healer.playbooks import entries_by_step
 from healer.ports.answers import Note, RunRecord, SentMessage
 from healer.text import NO_WORDS, say, to_plain, to_text
 
@@ -183,10 +183,7 @@ def run_detail(record: RunRecord, rules: Ruleset) -> RunDetail:
 
 def steps_of(playbook: Playbook | None, log: Sequence[LogEntry]) -> list[StepView]:
     """The playbook's steps in order, each with what its log says; a step per job where it ran per job."""
-    by_key: dict[str, list[LogEntry]] = {}
-    for entry in log:
-        if entry.step != BEGIN:  # what conditions rest on: no step
-            by_key.setdefault(entry.step, []).append(entry)
+    by_key = entries_by_step(log)
     views: list[StepView] = []
     for step in playbook.steps if playbook else ():
         keys = [key for key in by_key if key == step.id or key.startswith(step.id + ":")]

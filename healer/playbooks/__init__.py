@@ -12,6 +12,7 @@ from healer.playbooks.advance import (
     Sleep,
     Undo,
     advance,
+    entries_by_step,
     keys_from_step,
     parts_to_undo,
     stuck_keys,

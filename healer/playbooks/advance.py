@@ -200,6 +200,15 @@ def stuck_keys(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> li
     return [key for step, key, item in parts if isinstance(_part(step, key, item, last.get(key), now), Ask)]
 
 
+def entries_by_step(log: Sequence[LogEntry]) -> dict[str, list[LogEntry]]:
+    """In the order in which the steps first appear; without what conditions rest on, which is no step."""
+    found: dict[str, list[LogEntry]] = {}
+    for entry in log:
+        if entry.step != BEGIN:
+            found.setdefault(entry.step, []).append(entry)
+    return found
+
+
 def keys_from_step(playbook: Playbook, log: Sequence[LogEntry], step: str) -> list[str]:
     """The keys that restart when a person continues a run from this step: its own, and those of all later
     steps in the log. Raises ValueError for an unknown step."""

@@ -7,7 +7,7 @@ import msgspec
 from healer.console import words
 from healer.console.views import Shown
 from healer.model import ENDED_RUN_STATES, AnswerKind, Decision, LogEntry, Run, RunState, StepEvent
-from healer.playbooks import BEGIN, UNDO
+from healer.playbooks import UNDO, entries_by_step
 from healer.ports.answers import RunRecord
 from healer.text import Said, joined, quoted, say
 
@@ -26,12 +26,8 @@ def steps(run: Run, log: tuple[LogEntry, ...], start: datetime) -> list[Shown]:
     """In the order in which the steps first appear, the log of each folded into one row. `start` is what
     offsets count from; `took` is empty while the step has not ended."""
     over = run.state in ENDED_RUN_STATES
-    by_key: dict[str, list[LogEntry]] = {}
-    for entry in log:
-        if entry.step != BEGIN:  # what conditions rest on: no step
-            by_key.setdefault(entry.step, []).append(entry)
     rows: list[Shown] = []
-    for key, entries in by_key.items():
+    for key, entries in entries_by_step(log).items():
         first, last = entries[0], entries[-1]
         ended = last.event not in (StepEvent.started, StepEvent.waiting, StepEvent.held, StepEvent.retry)
         # A run that was rolled back or taken over leaves such a step behind: nothing waits in it any more.

@@ -88,6 +88,14 @@ def test_a_fault_without_a_remedy_of_healers_takes_no_new_job_and_asks_a_person(
     assert document["incidents"][0]["closed"] is None
 
 
+def test_a_program_with_libraries_of_another_version_takes_no_node_out() -> None:
+    """A container may bring a library of its own: the version in the line is whatever the program claims."""
+    told = r"NVRM: API mismatch: the client 'python3' (pid 7)\x0aNVRM: has the version 570.148.08, but"
+    document = until(H, told + r" this kernel module has\x0aNVRM: the version 570.148.06.")
+    assert [one["action"] for one in document["actions"]] == ["ticket"]
+    assert document["incidents"][0]["remedy"] == ["ticket"]
+
+
 CONTAINED = xid("94, pid=7, name=python, Contained: DRAM. RST: No, D-RST: No")
 
 

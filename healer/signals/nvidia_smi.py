@@ -35,6 +35,8 @@ _PREFIX = "nvidia-smi:"
 #: Values printed for a GPU that no longer answers; and for any value that could not be read.
 _LOST = ("gpu is lost", "unable to determine the device handle")
 _UNREAD = ("err!", "unknown error")
+#: NVML_ERROR_RESET_REQUIRED, printed in place of readings: the GPU cannot be used until it is reset.
+_NEEDS_RESET = "gpu requires reset"
 #: Facts about the node (`healer.model.FACTS`): elements of the output, and paths of each GPU.
 _NODE_FACTS = {"driver_version": "driver", "cuda_version": "cuda"}
 _GPU_FACTS = {
@@ -48,6 +50,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ALWAYS = ("uuid", "pci/pci_bus_id")
 #: What the driver has to ask a GPU for, and every model has.
 _READINGS = ("temperature/gpu_temp", "performance_state")
+_ACTION = "gpu_recovery_action"
 
 
 @dataclass(slots=True)
@@ -79,6 +82,11 @@ class _Gpu:
             # One sensor may fail on a GPU that answers all else.
             or (bool(readings) and all(word.startswith(_UNREAD) for word in readings))
         )
+
+    def needs_reset(self) -> bool:
+        """Its readings say so, and its own recovery action says nothing (older drivers print none)."""
+        asks = any(self._word(path) == _NEEDS_RESET for path in _READINGS)
+        return asks and self._word(_ACTION) in ("", "n/a")
 
     def _word(self, path: str) -> str:
         return self.values.get(path, "").strip("[] ").lower()
@@ -178,6 +186,8 @@ class NvidiaSmi:
     def _values(self, gpu: _Gpu) -> list[tuple[Signal, float]]:
         """Samples of this GPU, each signal once: the first of its paths with a value."""
         found: dict[str, tuple[Signal, float]] = {}
+        if gpu.needs_reset():
+            gpu.values[_ACTION] = _NEEDS_RESET
         for path, signal, scale in self._paths:
             if signal.name in found:
                 continue

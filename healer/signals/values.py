@@ -82,7 +82,12 @@ _NO = frozenset({"no", "false", "disabled", "not active", "off", "none", "0"})
 #: Words of nvidia-smi for an unknown value.
 _NOTHING = frozenset(
     {"", "n/a", "na", "not supported", "not available", "unknown", "unknown error", "err!", "gpu is lost"}
-    | {"requested functionality has been deprecated", "insufficient permissions", "not found"}
+    | {
+        "gpu requires reset",
+        "requested functionality has been deprecated",
+        "insufficient permissions",
+        "not found",
+    }
 )
 
 

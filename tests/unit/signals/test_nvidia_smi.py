@@ -275,6 +275,20 @@ def test_a_gpu_without_any_reading_is_not_counted(bench: Bench) -> None:
     assert bench.values(take(bench, h100("18"), failed).reports[0])["gpu_count", Part()] == 1
 
 
+@pytest.mark.parametrize("action", ["N/A", "GPU requires reset", None])
+def test_a_gpu_that_answers_only_that_it_needs_a_reset_asks_for_it(bench: Bench, action: str | None) -> None:
+    """NVML's error 16, printed in place of readings. Older drivers have no element for the action."""
+    broken = h100("3A", action=action or "None").replace("<gpu_temp>61 C<", "<gpu_temp>GPU requires reset<")
+    broken = broken.replace("<performance_state>P0<", "<performance_state>GPU requires reset<")
+    broken = broken.replace("<status>Insufficient Resources<", "<status>GPU requires reset<")
+    if action is None:
+        broken = broken.replace("<gpu_recovery_action>None</gpu_recovery_action>", "")
+    values = bench.values(take(bench, h100("18"), broken).reports[0])
+    assert values["gpu_recovery_action", gpu(0)] == 0
+    assert values["gpu_recovery_action", gpu(1)] == 1
+    assert ("fabric_status", gpu(1)) not in values
+
+
 def test_a_lost_gpu_is_unknown_and_not_counted(bench: Bench) -> None:
     taken = take(bench, h100("18"), LOST, h100("5D"))
     values = bench.values(taken.reports[0])

@@ -25,6 +25,12 @@ _REASON = re.compile(
 _HEADER = re.compile(r"\s*REASON\b.*NODELIST|\s*NODELIST\b.*REASON|[A-Z][a-z]{2} [A-Z][a-z]{2} \d\d ")
 _SIGNED = re.compile(rf"(?P<reason>.*) \[(?P<user>[^\[\]@\s]+)@(?P<at>{_WHEN})\]", re.DOTALL)
 _UID = re.compile(r"\(\d+\)$")
+#: -o puts a blank where a line begins. What people wrote follows Slurm's own words.
+_ONE_LINE = re.compile(r"^(NodeName=\S+ .*? State=\S+ .*?)((?: Reason=.*)?)$", re.MULTILINE)
+_FIRST_KEYS = re.compile(
+    r" +(?=(?:CPUAlloc|ActiveFeatures|Gres|NodeAddr|State|NextState|Partitions|BootTime|Comment|Extra)=)"
+)
+_LAST_KEYS = re.compile(r" +(?=(?:Reason|Comment|Extra|InstanceId|ReservationName|Topology|Parameters)=)")
 #: Fields of a node that hold for the whole time.
 _LASTING = ("gpus", "gpu_model", "cpus", "partitions", "features")
 
@@ -80,8 +86,8 @@ class Reasons:
 
 
 def read_nodes(file: Bytes, found: Found, stamps: LocalStamps) -> None:
-    """`scontrol show node` or `--json`, one picture. What it says of the state holds only for its moment:
-    the reason is taken, with its time."""
+    """`scontrol show node`, also with -o, or `--json`, one picture. What it says of the state holds only for
+    its moment: the reason is taken, with its time."""
     parts: list[bytes] = []
     for piece in pieces(file, found.tally):
         parts.append(piece)
@@ -92,7 +98,7 @@ def read_nodes(file: Bytes, found: Found, stamps: LocalStamps) -> None:
     found.tally.lines += raw.count(b"\n")
     try:
         text = raw.decode("utf-8", "replace")
-        nodes = parse_json.nodes(raw) if raw.lstrip().startswith(b"{") else parse_text.nodes(text)
+        nodes = parse_json.nodes(raw) if raw.lstrip().startswith(b"{") else parse_text.nodes(_in_lines(text))
     except (NotUnderstood, ValueError) as error:
         found.tally.skip(say("importing.no_list", why=said_by(error)))
         return
@@ -109,6 +115,15 @@ def read_nodes(file: Bytes, found: Found, stamps: LocalStamps) -> None:
         }
         found.tally.signals += 1
         _reason_of(node, reasons, found)
+
+
+def _in_lines(text: str) -> str:
+    """`scontrol show node -o` in the form without -o."""
+    return _ONE_LINE.sub(lambda record: _begun(_FIRST_KEYS, record[1]) + _begun(_LAST_KEYS, record[2]), text)
+
+
+def _begun(keys: re.Pattern[str], text: str) -> str:
+    return keys.sub("\n   ", text)
 
 
 def _reason_of(node: SlurmNode, reasons: Reasons, found: Found) -> None:

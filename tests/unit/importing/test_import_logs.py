@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import random
+import re
 import tarfile
 import time
 import tracemalloc
@@ -1014,6 +1015,32 @@ def test_a_list_of_nodes_says_which_there_are(tmp_path: Path) -> None:
         "name": "n1.site", "state": ["IDLE"], "gpus": 4, "gpu_model": "h100", "cpus": 16,
         "partitions": ["train"], "hostname": "gpu0001", "address": "n1",
     }  # fmt: skip
+
+
+def test_a_list_of_nodes_with_one_line_for_each_says_the_same(tmp_path: Path) -> None:
+    """`scontrol show node -o`."""
+    text = (
+        "NodeName=n1 Arch=x86_64 CoresPerSocket=16  CPUAlloc=6 CPUEfctv=32 CPUTot=32 CPULoad=1.07"
+        " AvailableFeatures=ib ActiveFeatures=ib Gres=gpu:h100:4(S:0-1) NodeAddr=10.0.0.1 NodeHostName=gpu0001"
+        " Version=25.11.2 OS=Linux 6.8.0 #1 SMP Thu Jun 18 21:54:43 UTC 2026  RealMemory=15867 Sockets=1"
+        " State=MIXED+DRAIN ThreadsPerCore=2 Owner=N/A MCS_label=N/A Partitions=train,debug "
+        " BootTime=2026-11-17T07:59:58 SlurmdStartTime=2026-11-17T08:00:37 CfgTRES=cpu=32,gres/gpu=4 AllocTRES="
+        " CurrentWatts=0 AveWatts=0 Reason=bad DIMM, State=IDLE after RMA [mara@2026-11-20T03:00:00]"
+        " ReservationName=repair\n"
+        "NodeName=n2 Arch=x86_64 CoresPerSocket=16  CPUAlloc=0 CPUTot=32 CPULoad=0.02 ActiveFeatures=cpu"
+        " Gres=(null) NodeAddr=n2 NodeHostName=n2 State=IDLE ThreadsPerCore=2 Partitions=cpu \n"
+    )
+    split = re.sub(
+        r" +(?=(?:CPUAlloc|ActiveF|Gres|NodeAddr|State=M|State=IDLE T|Part|Boot|Reas|Reserv))", "\n   ", text
+    )
+    one, several = (
+        imported(tmp_path, written(tmp_path / name, form))
+        for name, form in (("one", text), ("several", split))
+    )
+    assert not one[0].sources[0].skipped and one[1][:-1] == several[1][:-1]
+    (drained,) = [row for row in changes(one[1], "nodes") if row.get("reason")]
+    assert (drained["gpus"], drained["gpu_model"], drained["reason_user"]) == (4, "h100", "mara")
+    assert drained["reason"] == "bad DIMM, State=IDLE after RMA"
 
 
 # --- samples

@@ -187,8 +187,12 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
     all_nodes = sorted(nodes or heard.keys() | _reported(found, names))
     if not all_nodes:
         assumed = [say("importing.no_nodes")]
-    gpus, how = _gpus(found, [node for node in all_nodes if not rows.get(node, {}).get("gpus")])
-    fixed = {node: {"gpus": gpus} | _lasting(rows.get(node, {})) for node in all_nodes}
+    # A list that counts GPUs says of the other nodes in it that they have none.
+    counted = rows.keys() if any(row.get("gpus") for row in rows.values()) else ()
+    gpus, how = _gpus(found, [node for node in all_nodes if node not in counted])
+    fixed = {
+        node: {"gpus": 0 if node in counted else gpus} | _lasting(rows.get(node, {})) for node in all_nodes
+    }
     people = Pseudonyms({user for each in found for user in each.users}) if wanted.pseudonymise else None
     most, book = max((each.gpus_most for each in found), default=0), _book(found)
     uncounted = [] if most or book is None else [say("importing.gpus_not_counted")]

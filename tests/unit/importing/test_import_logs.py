@@ -1043,6 +1043,17 @@ def test_a_list_of_nodes_with_one_line_for_each_says_the_same(tmp_path: Path) ->
     assert drained["reason"] == "bad DIMM, State=IDLE after RMA"
 
 
+def test_a_node_without_gpus_in_a_list_that_counts_them_has_none(tmp_path: Path) -> None:
+    text = "".join(
+        f"NodeName={node} Arch=x86_64 \n   Gres={gres}\n   State=IDLE ThreadsPerCore=2\n\n"
+        for node, gres in (("gpu0001", "gpu:h100:4"), ("cpu0001", "(null)"))
+    )
+    log = written(tmp_path / "m", f"Nov 25 20:56:33 gpu0001 kernel: {XID}\n")
+    done, entries = imported(tmp_path, written(tmp_path / "nodes", text), log)
+    shown = {row["name"]: row["gpus"] for row in entries[0]["body"]["nodes"]}
+    assert shown == {"gpu0001": 4, "cpu0001": 0} and done.assumed == []
+
+
 # --- samples
 
 

@@ -140,7 +140,7 @@ def _group(body: Any) -> tuple[list[Any], int, str]:
         raise BadBody(say("signals.alerts_list"))
     if len(alerts) > ALERTS_MAX:
         raise BadBody(say("signals.too_many_alerts", n=len(alerts), most=ALERTS_MAX))
-    lost = body.get("truncatedAlerts", 0)
+    lost = 0 if body.get("truncatedAlerts") is None else body["truncatedAlerts"]
     if type(lost) is not int or not 0 <= lost < 2**53:
         raise BadBody(say("signals.alerts_truncated"))
     return alerts, lost, str(body.get("externalURL") or "")[:URL_MAX]

@@ -214,6 +214,12 @@ def test_grafanas_variant_is_read() -> None:
     assert found.observations[0].component.node == "gpu0001"
 
 
+def test_a_count_that_the_sender_leaves_empty_costs_no_alert() -> None:
+    """As Grafana's documentation shows a webhook with a payload of the site's own."""
+    found = parsed(alert(), version="1", orgId=1, truncatedAlerts=None)
+    assert len(found.observations) == 1 and found.lost == 0
+
+
 def test_fields_left_out_by_the_sender_are_reported() -> None:
     assert parsed(alert(), truncatedAlerts=7).lost == 7
 

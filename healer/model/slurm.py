@@ -27,13 +27,19 @@ _COUNT = r"count (?:reported lower than configured|too low|changed and jobs are 
 _TYPE = r"type (?:changed and jobs are using them|\([^)]*\) reported but not configured)"
 _GRES = rf"gres/\S+ (?:{_COUNT}|{_TYPE})"
 _LESS = r"Low (?:RealMemory|socket\*core\*thread count|CPUs|TmpDisk)(?: \([^)]*\))?"
-_LOW = rf"(?:{_LESS}|CoreSpec differ|{_GRES})"
+_CORES = (
+    r"gres/\S+ GRES (?:core specification|autodetected core affinity) \S+(?: (?:for|on) node \S+)?"
+    r" doesn't match socket boundaries\.(?: \(Socket \d+ is cores \d+-\d+\)\.?)?"
+    r"(?: (?:See|Consider) [^;]{1,160})?"
+)
+_LOW = rf"(?:{_LESS}|CoreSpec differ|{_GRES}|{_CORES})"
 
 #: Slurm's own reasons (slurmctld and slurmd, 22.05 to 26.05), whole: a person's may begin like one of them.
 _SLURM_REASONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
-        ("kill-task-failed", r"Kill task failed(?: \(.*\))?"),
+        # The second one for a step that could not be ended before it ran.
+        ("kill-task-failed", r"(?:Kill task failed|Job step not running)(?: \(.*\))?"),
         ("not-responding", r"Not responding"),
         ("rebooted", r"Node unexpectedly rebooted"),
         ("prolog-error", r"Prolog error|Prolog/Epilog failure"),

@@ -5,6 +5,7 @@ import pytest
 from healer.model import OwnerKind
 from healer.model.slurm import is_empty_reason, owner_of, slurm_kind
 
+_BOUNDS = "doesn't match socket boundaries"
 SLURMS_OWN = [
     ("Not responding", "not-responding"),
     ("Node unexpectedly rebooted", "rebooted"),
@@ -13,6 +14,8 @@ SLURMS_OWN = [
     ("Epilog error", "epilog-error"),
     ("Kill task failed", "kill-task-failed"),
     ("Kill task failed (JobId=4711 StepId=batch)", "kill-task-failed"),
+    ("Job step not running", "kill-task-failed"),
+    ("Job step not running (JobId=4711 StepId=0)", "kill-task-failed"),
     ("batch job complete failure", "batch-failure"),
     ("Low RealMemory (reported:1 < 100.00% of configured:2)", "low-resources"),
     ("Low socket*core*thread count", "low-resources"),
@@ -27,6 +30,16 @@ SLURMS_OWN = [
     ("gres/gpu type (h200) reported but not configured", "gres-count"),
     ("Low RealMemory (reported:1 < 100.00% of configured:2), CoreSpec differ", "low-resources"),
     ("Bad core count", "low-resources"),
+    (f"gres/gpu GRES core specification 12-15 {_BOUNDS}. (Socket 0 is cores 0-16)", "low-resources"),
+    (
+        f"gres/gpu GRES core specification 0-3,8 for node n1 {_BOUNDS}. (Socket 0 is cores 0-7)",
+        "low-resources",
+    ),
+    (
+        f"Low CPUs, gres/gpu GRES autodetected core affinity 24-31 on node n1 {_BOUNDS}. "
+        "(Socket 0 is cores 0-7). See Socket Affinity section of gres.html for more information.",
+        "low-resources",
+    ),
     ("SlurmdSpoolDir is full", "spool-full"),
     ("Duplicate jobid", "duplicate-job"),
     ("Prolog/Epilog failure", "prolog-error"),
@@ -57,6 +70,8 @@ def test_slurms_own_reasons(reason: str, kind: str) -> None:
         "see Kill task failed",
         "SlurmdSpoolDir is full again, ticket 4711",
         "gres/gpu type changed, new cards",
+        "gres/gpu GRES core specification 12-15 doesn't match socket boundaries. ann looks at it",
+        "Job step not running, ann",
         "PSU : swap it",
         "Kill task failed : RMA 4711, do not touch",
     ],

@@ -263,8 +263,10 @@ def _booted_reboot(ctx: Context, node: SlurmNode) -> bool | None:
     before = granted.data if granted is not None else boot_of(node)
     if before.get("boot_id") and node.boot_id:
         return before["boot_id"] != node.boot_id
-    if before.get("boot_at") is None or node.boot_at is None:
+    if before.get("boot_at") is None:
         return None
+    if node.boot_at is None:  # not registered since slurmctld was restarted (seen on 22.05)
+        return False
     return node.boot_at - datetime.fromisoformat(before["boot_at"]) > BOOT_MOVES
 
 
@@ -280,10 +282,12 @@ def _needs_drain(ctx: Context, node: SlurmNode) -> bool:
 def _probe_reboot(ctx: Context) -> Result | None:
     node = read_free_node(ctx)
     booted, state = _booted_reboot(ctx, node), "+".join(node.state)
-    if booted is None:
-        return Failed(say("actions.reboot_unprovable", node=node.name), final=True)
     if _UNDER_WAY.intersection(node.state):
         return Again(say("actions.reboot_runs", node=node.name, state=state), LOOK_AGAIN_S)
+    if node.base == "UNKNOWN":
+        return Again(say("actions.reboot_unregistered", node=node.name, state=state), LOOK_AGAIN_S)
+    if booted is None:
+        return Failed(say("actions.reboot_unprovable", node=node.name), final=True)
     if not booted:
         if not ctx.asked:
             return None

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from healer.model import LogEntry, Remedy, RemedyUse, RunState, SlurmNode, StepEvent
@@ -130,6 +131,26 @@ def test_a_node_that_slurm_gave_up_and_that_never_boots_asks_a_person_and_stays_
     assert known.state is RunState.stuck and "not confirmed within 1800 s" in (known.question or "")
     assert site.node(1).drain
     assert site.scheduler.writes.count("reboot") == 1
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["state saved", "state of a moment ago"])
+def test_slurmctld_restarted_during_the_boot_shows_no_boot_time_until_the_node_registers(kept: bool) -> None:
+    """Seen on 22.05: BootTime=None until slurmd registers; of a controller that was killed, which had not
+    saved the reboot yet, also UNKNOWN+DRAIN."""
+    site, run = asked()
+
+    def read(node: str) -> SlurmNode:
+        shown = site.slurm.node(node)
+        if "REBOOT_ISSUED" not in shown.state:
+            return shown
+        state = shown.state if kept else ("UNKNOWN", "DRAIN")
+        return msgspec.structs.replace(shown, state=state, boot_at=None)
+
+    site.run_for(10)
+    site.scheduler.node = read
+    finish(site)
+    assert site.run_named(run).state is RunState.done, site.run_named(run).question
+    assert site.scheduler.writes.count("reboot") == 1 and site.node(1).in_service
 
 
 def test_a_person_who_drains_the_node_while_it_reboots_has_resumed_nothing() -> None:

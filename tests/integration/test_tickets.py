@@ -456,6 +456,23 @@ def test_github_searches_where_the_list_is_too_long(name: str, desk: desks.GitHu
 
 
 @pytest.mark.parametrize("name", ["servicenow"])
+def test_servicenow_table_without_the_key_gets_no_ticket_and_no_note(
+    name: str, desk: desks.ServiceNow
+) -> None:
+    """ServiceNow leaves out a condition on a field that it lacks or healer may not read: each record fits."""
+    assert tickets(name, desk).send(ticket(id="9", incident="99999999")) == "INC0000001"
+    before, desk.lacks = desk.texts(), {"correlation_id"}
+    one = tickets(name, desk)
+    for stage in ("opened", "closed"):
+        with pytest.raises(DeliveryFailed, match="does not filter incident by correlation_id") as failed:
+            one.send(ticket(stage))
+        assert failed.value.refused
+    with pytest.raises(DeliveryFailed, match="does not filter incident by correlation_id"):
+        one.check()
+    assert desk.texts() == before
+
+
+@pytest.mark.parametrize("name", ["servicenow"])
 def test_servicenow_says_of_nothing_that_there_is_no_record(name: str, desk: desks.ServiceNow) -> None:
     desk.says_no_record = True
     assert tickets(name, desk).send(ticket()) == "INC0000001"

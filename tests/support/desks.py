@@ -377,11 +377,12 @@ class GitHub(Desk):
 
 class ServiceNow(Desk):
     """`says_no_record`: a query that finds nothing is 404, as in some releases. `keeps`: fields that a rule
-    of the site does not let change."""
+    of the site does not let change. `lacks`: fields that the table does not have."""
 
     def __init__(self) -> None:
         super().__init__()
         self.records: list[dict[str, str]] = []
+        self.lacks: set[str] = set()
         self.says_no_record = False
         self.keeps: set[str] = set()
         self.roles: list[dict[str, str]] | None = [{"role.name": "itil"}]
@@ -410,7 +411,7 @@ class ServiceNow(Desk):
         found = self.records
         for part in query.get("sysparm_query", "").split("^"):
             name, _, value = part.partition("=")
-            if part and not part.startswith("ORDERBY"):
+            if part and not part.startswith("ORDERBY") and name not in self.lacks:
                 found = [one for one in found if one.get(name) == value]
         if not found and self.says_no_record:
             return (
@@ -419,7 +420,8 @@ class ServiceNow(Desk):
                 _sn("No Record found", "Record doesn't exist or ACL restricts the record retrieval"),
             )
         rows = found[: int(query["sysparm_limit"])]
-        return 200, {}, {"result": [_picked(one, query) for one in rows]}
+        shown = [{name: one[name] for name in one.keys() - self.lacks} for one in rows]
+        return 200, {}, {"result": [_picked(one, query) for one in shown]}
 
     def _create(self, one: Asked) -> Answer:
         body = one.body

@@ -2,7 +2,9 @@
 
 https://www.servicenow.com/docs/bundle/zurich-api-reference/page/integrate/inbound-rest/concept/c_TableAPI.html.
 The key is in `correlation_id`, which is queried in the database itself, so that new records are found at
-once. Business rules and data policies may change an update; the record in the answer shows the result.
+once. ServiceNow leaves out a condition on a field that the table lacks or the user may not read, and then
+returns any record: the record itself must show the value. Business rules and data policies may change an
+update; the record in the answer shows the result.
 """
 
 import re
@@ -25,6 +27,7 @@ _NUMBER = re.compile(r"[A-Z]+\d+")
 _IN_PROGRESS, _RESOLVED, _CLOSED, _CANCELED = "2", "6", "7", "8"
 _ENDED = frozenset({_RESOLVED, _CLOSED, _CANCELED})
 _FIELDS = "sys_id,number,state"
+_KEY = "correlation_id"
 #: Urgency and impact, 1 the highest.
 _URGENCY = {Severity.P0: "1", Severity.P1: "2"}
 _MAY_WRITE = "itil,sn_incident_write,admin"
@@ -44,13 +47,13 @@ class ServiceNowDesk:
     def named(self, name: str) -> Found:
         if not _NUMBER.fullmatch(name):
             raise DeliveryFailed(say("adapters.snow_number", name=name), refused=True)
-        found = self._query(f"number={name}")
+        found = self._query("number", name)
         if found is None:
             raise DeliveryFailed(say("adapters.snow_gone", name=name), refused=True)
         return found
 
     def find(self, key: str, since: datetime | None) -> Found | None:
-        return self._query(f"correlation_id={key}^ORDERBYsys_created_on")
+        return self._query(_KEY, key)
 
     def create(self, ticket: Ticket, key: str) -> Found:
         level = _URGENCY.get(ticket.severity, "3")
@@ -87,8 +90,7 @@ class ServiceNowDesk:
             raise DeliveryFailed(say("adapters.snow_closed", name=found.name))
 
     def check(self) -> str:
-        query = {"sysparm_limit": "1", "sysparm_fields": "sys_id"}
-        self._rows(self.calls.ask("GET", self._path, query=query))
+        self._query(_KEY, "healer-check")
         return say("adapters.snow_reads", table=self._table, rights=self._rights())
 
     # --- helpers ---
@@ -109,8 +111,13 @@ class ServiceNowDesk:
             return unknown
         return say("adapters.snow_may", role=str(rows[0].get("role.name"))) if rows else unknown
 
-    def _query(self, query: str) -> Found | None:
-        parameters = {"sysparm_query": query, "sysparm_fields": _FIELDS, "sysparm_limit": "1"}
+    def _query(self, field: str, value: str) -> Found | None:
+        """The oldest record with this value in this field."""
+        parameters = {
+            "sysparm_query": f"{field}={value}^ORDERBYsys_created_on",
+            "sysparm_fields": f"{_FIELDS},{_KEY}",
+            "sysparm_limit": "1",
+        }
         try:
             reply = self.calls.ask("GET", self._path, query=parameters)
         except Answered as error:
@@ -119,6 +126,8 @@ class ServiceNowDesk:
                 return None
             raise
         rows = self._rows(reply)
+        if rows and rows[0].get(field) != value:
+            raise DeliveryFailed(say("adapters.snow_no_filter", table=self._table, field=field), refused=True)
         return _record(rows[0]) if rows else None
 
     def _rows(self, reply: Reply) -> list[dict[str, Any]]:

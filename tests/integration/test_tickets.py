@@ -455,6 +455,36 @@ def test_github_searches_where_the_list_is_too_long(name: str, desk: desks.GitHu
     assert len(desk.issues) == 101
 
 
+@pytest.mark.parametrize("name", ["github"])
+def test_github_number_belongs_to_the_repository_that_was_set_when_it_was_opened(
+    name: str, desk: desks.GitHub
+) -> None:
+    desk.add("a person's issue, with the same number", "x")
+    with pytest.raises(DeliveryFailed, match="404"):
+        tickets(name, desk).send(later("closed", "tests passed", reference="site/before#1"))
+    assert desk.open_tickets() == 1
+    assert "tests passed" not in desk.texts()[0]
+
+
+@pytest.mark.parametrize("name", ["github"])
+def test_github_transferred_issue_gets_the_proof(name: str, desk: desks.GitHub) -> None:
+    desk.add("transferred from site/before", "x")
+    desk.moved["/repos/site/before/issues/7"] = f"{desk.url}/repositories/4711/issues/1"
+    ref = "site/before#7"
+    assert tickets(name, desk).send(later("closed", "tests passed", reference=ref)) == ref
+    assert desk.open_tickets() == 0
+    assert "tests passed" in desk.texts()[0]
+
+
+@pytest.mark.parametrize("name", ["github"])
+def test_github_redirect_to_another_host_does_not_get_the_token(name: str, desk: desks.GitHub) -> None:
+    with serve_desk(desks.GitHub()) as other:
+        desk.moved["/repos/site/before/issues/7"] = f"{other.url}/repositories/4711/issues/1"
+        with pytest.raises(DeliveryFailed, match="301"):
+            tickets(name, desk).send(later("closed", "tests passed", reference="site/before#7"))
+        assert other.asked == []
+
+
 @pytest.mark.parametrize("name", ["servicenow"])
 def test_servicenow_table_without_the_key_gets_no_ticket_and_no_note(
     name: str, desk: desks.ServiceNow

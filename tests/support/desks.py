@@ -274,6 +274,9 @@ class GitHub(Desk):
         self.about: dict[str, Any] = {"has_issues": True, "archived": False}
         self.searched: list[str] = []
         self.incomplete = False
+        #: Paths of the repository, also by its number; and addresses of what was moved, by old path.
+        self.repositories = ["/repos/site/repairs", "/repositories/4711"]
+        self.moved: dict[str, str] = {}
 
     def serve(self, one: Asked) -> Answer:
         if one.headers.get("authorization") != BEARER:
@@ -285,9 +288,12 @@ class GitHub(Desk):
         self.wants_json(one)
         if (one.method, one.path) == ("GET", "/search/issues"):
             return self._search(one.query["q"])
-        if not one.path.startswith("/repos/site/repairs"):
+        if (moved := self.moved.get(one.path)) is not None:
+            return 301, {"location": moved}, {"message": "Moved Permanently", "url": moved}
+        here = next((repo for repo in self.repositories if one.path.startswith(repo)), None)
+        if here is None:
             return 404, {}, {"message": "Not Found"}
-        path = one.path.removeprefix("/repos/site/repairs")
+        path = one.path.removeprefix(here)
         match one.method, path:
             case "GET", "":
                 return 200, {}, self.about

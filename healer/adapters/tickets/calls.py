@@ -129,6 +129,10 @@ class Calls:
         except (httpx.RequestError, httpx.InvalidURL) as error:
             raise failed_before_answer(self.who, error, timeout_s) from None
 
+    def path_of(self, address: str) -> str | None:
+        """The path of an address of this system; None for any other, which must not get the token."""
+        return address.removeprefix(self._url) if address.startswith(f"{self._url}/") else None
+
     def close(self) -> None:
         self._client.close()
 

@@ -27,7 +27,7 @@ _PAGES_MAX = 10
 _CLOCKS = timedelta(minutes=10)
 #: The pause of a secondary rate limit without a duration (GitHub: at least a minute).
 _SECONDARY_S = 60.0
-_NAME = re.compile(r".+#(\d+)")
+_NAME = re.compile(r"([\w.-]+/[\w.-]+)#(\d+)")
 
 
 class GitHubDesk:
@@ -40,10 +40,20 @@ class GitHubDesk:
         self.calls = Calls("GitHub", access, Manner(words=_words, pause_s=_pause_s), headers)
 
     def named(self, name: str) -> Found:
-        number = _NAME.fullmatch(name)
-        if number is None:
+        """Also in another repository: the setting may have changed since, or a person may have transferred
+        the issue, which GitHub then answers with its new address."""
+        match = _NAME.fullmatch(name)
+        if match is None:
             raise DeliveryFailed(say("adapters.github_no_issue", name=name), refused=True)
-        return self._found(self.calls.ask("GET", f"{self._path}/issues/{number[1]}").object())
+        path = f"/repos/{match[1]}/issues/{match[2]}"
+        try:
+            issue = self.calls.ask("GET", path).object()
+        except Answered as error:
+            moved = self.calls.path_of(error.reply.headers.get("location", ""))
+            if error.reply.status != 301 or moved is None:
+                raise
+            path, issue = moved, self.calls.ask("GET", moved).object()
+        return Found(name=name, handle=path, closed=_is_closed(issue))
 
     def find(self, key: str, since: datetime | None) -> Found | None:
         line = _key_line(key)
@@ -60,7 +70,7 @@ class GitHubDesk:
         return self._found(self.calls.ask("POST", f"{self._path}/issues", body=body).object())
 
     def has_note(self, found: Found, mark: str) -> bool:
-        path = f"{self._path}/issues/{found.handle}/comments"
+        path = f"{found.handle}/comments"
         for page in range(1, _PAGES_MAX + 1):
             query = {"per_page": str(_PAGE), "page": str(page)}
             comments = self.calls.ask("GET", path, query=query).list()
@@ -72,7 +82,7 @@ class GitHubDesk:
 
     def note(self, found: Found, text: str, mark: str) -> None:
         body = {"body": f"{_fenced(text)}\n\n<!-- {mark} -->"}
-        self.calls.ask("POST", f"{self._path}/issues/{found.handle}/comments", body=body)
+        self.calls.ask("POST", f"{found.handle}/comments", body=body)
 
     def close(self, found: Found, text: str) -> None:
         self._set(found, {"state": "closed", "state_reason": "completed"})
@@ -119,7 +129,7 @@ class GitHubDesk:
         return [item for item in items if isinstance(item, dict)]
 
     def _set(self, found: Found, fields: dict[str, str]) -> None:
-        reply = self.calls.ask("PATCH", f"{self._path}/issues/{found.handle}", body=fields)
+        reply = self.calls.ask("PATCH", found.handle, body=fields)
         if reply.object().get("state") != fields["state"]:
             raise DeliveryFailed(say("adapters.github_not_set", name=found.name, state=fields["state"]))
 
@@ -128,7 +138,11 @@ class GitHubDesk:
         if not isinstance(number, int):
             raise DeliveryFailed(say("adapters.who_no_number", who="GitHub"))
         name = f"{self._repository}#{number}"
-        return Found(name=name, handle=str(number), closed=issue.get("state") == "closed")
+        return Found(name=name, handle=f"{self._path}/issues/{number}", closed=_is_closed(issue))
+
+
+def _is_closed(issue: dict[str, Any]) -> bool:
+    return issue.get("state") == "closed"
 
 
 def _key_line(key: str) -> str:

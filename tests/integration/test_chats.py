@@ -405,7 +405,7 @@ def mail(request: pytest.FixtureRequest, papers: Certificates) -> Iterator[tuple
 def mailer(server: MailServer, papers: Certificates, **fields: Any) -> Mail:
     context = fields.pop("context", None) or ssl.create_default_context(cafile=str(papers.authority))
     password = fields.pop("password", "mail-not-to-be-told")
-    limits = {name: fields.pop(name) for name in ("timeout_s", "now") if name in fields}
+    limits = {name: fields.pop(name) for name in ("whole_s", "now") if name in fields}
     known: dict[str, Any] = {"user": "healer", "to": ("ops@example.org", "night@example.org"), **fields}
     address = f"127.0.0.1:{server.port}"
     channel = Channel(
@@ -466,6 +466,32 @@ def test_a_mail_that_was_taken_is_sent_though_the_server_ends_badly(papers: Cert
             server.says["QUIT"] = ending
             assert mailer(server, papers).send(notice(), "")
         assert len(server.mails) == 2
+
+
+@pytest.mark.parametrize("tls", ["starttls", "tls"])
+@pytest.mark.parametrize("drips", [b"220-wait\r\n", b"2"])
+def test_a_mail_server_that_drips_does_not_hold_the_channel(
+    tls: str, drips: bytes, papers: Certificates
+) -> None:
+    """Each word arrived in time, the greeting never did: the channel's thread waited for good."""
+    with serve_mail(papers.server, tls_at_once=tls == "tls") as server:
+        server.drips = drips
+        with pytest.raises(DeliveryFailed, match=r"did not take the mail within 0\.5 s") as failed:
+            mailer(server, papers, tls=tls, whole_s=0.5).send(notice(), "")
+        assert not failed.value.refused
+        server.drips = b""
+        assert mailer(server, papers, tls=tls).send(notice(), "")
+
+
+def test_a_mail_server_that_scans_a_mail_before_it_answers_gets_it_once(
+    papers: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gave up sent it again: a page came 85 times, and counted as not delivered."""
+    monkeypatch.setattr("healer.adapters.notify.mail.TIMEOUT_S", 0.2)
+    with serve_mail(papers.server) as server:
+        server.scan_s = 0.6
+        assert mailer(server, papers).send(notice(), "")
+        assert len(server.mails) == 1
 
 
 def test_a_recipient_who_is_refused_beside_others_is_named_in_the_log(

@@ -6,7 +6,10 @@ reference.
 """
 
 import smtplib
+import socket
 import ssl
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -25,6 +28,10 @@ from healer.text import say
 
 log = structlog.get_logger()
 
+#: A mail server may look names up before it greets, and scan a mail before it answers. Who gives up earlier
+#: sends a mail again that has arrived.
+WHOLE_S = 60.0
+
 
 class Mail(OneWay):
     def __init__(
@@ -33,48 +40,32 @@ class Mail(OneWay):
         password: str | None = None,
         *,
         context: ssl.SSLContext | None = None,
-        timeout_s: float = TIMEOUT_S,
+        whole_s: float = WHOLE_S,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._channel, self._password, self._context = channel, password, context
-        self._timeout_s, self._now = timeout_s, now
+        self._whole_s, self._now = whole_s, now
 
     def send(self, notice: Notice, ref: str) -> str:
         """Sends one mail to all. Raises DeliveryFailed, which is `refused` for 5xx."""
         mail = letter(notice, ref, self._channel, self._now())
+        begun = time.monotonic()
         try:
             self._send(mail)
-        except smtplib.SMTPRecipientsRefused as error:
-            codes = [code for code, _ in error.recipients.values()]
-            raise DeliveryFailed(
-                say("adapters.mail_recipients", code=codes[0]), refused=min(codes) >= 500
-            ) from None
-        except smtplib.SMTPNotSupportedError as error:
-            raise DeliveryFailed(say("adapters.mail_lacks", error=str(error)), refused=True) from None
-        except smtplib.SMTPResponseException as error:
-            raise DeliveryFailed(
-                say("adapters.mail_answered", code=error.smtp_code), refused=error.smtp_code >= 500
-            ) from None
-        except ssl.SSLError as error:
-            raise DeliveryFailed(
-                say("adapters.mail_tls", error=error.reason or type(error).__name__)
-            ) from None
-        except smtplib.SMTPException as error:
-            raise DeliveryFailed(say("adapters.mail_broke_off", error=type(error).__name__)) from None
-        except OSError as error:
-            why = error.strerror or type(error).__name__
-            raise DeliveryFailed(say("adapters.mail_unreached", error=why)) from None
+        except (smtplib.SMTPException, OSError) as error:
+            if time.monotonic() - begun >= self._whole_s:
+                raise DeliveryFailed(say("adapters.mail_slow", seconds=self._whole_s)) from None
+            raise _failed(error) from None
         return ref or str(mail["Message-ID"])
 
     def _send(self, mail: EmailMessage) -> None:
         host, _, port = self._channel.server.rpartition(":")
         tls, user = self._channel.tls, self._channel.user
-        if tls == "tls":
-            connection: smtplib.SMTP = smtplib.SMTP_SSL(
-                host, int(port), timeout=self._timeout_s, context=self._safe()
-            )
-        else:
-            connection = smtplib.SMTP(host, int(port), timeout=self._timeout_s)
+        connection = (
+            _SafeConnection(host, int(port), timeout=self._whole_s, context=self._safe())
+            if tls == "tls"
+            else _Connection(host, int(port), timeout=self._whole_s)
+        )
         try:
             if tls == "starttls":
                 connection.starttls(context=self._safe())
@@ -89,6 +80,56 @@ class Mail(OneWay):
 
     def _safe(self) -> ssl.SSLContext:
         return self._context or ssl.create_default_context()
+
+
+def _failed(error: smtplib.SMTPException | OSError) -> DeliveryFailed:
+    """`SMTPException` is an `OSError` itself."""
+    match error:
+        case smtplib.SMTPRecipientsRefused():
+            codes = [code for code, _ in error.recipients.values()]
+            return DeliveryFailed(say("adapters.mail_recipients", code=codes[0]), refused=min(codes) >= 500)
+        case smtplib.SMTPNotSupportedError():
+            return DeliveryFailed(say("adapters.mail_lacks", error=str(error)), refused=True)
+        case smtplib.SMTPResponseException():
+            code = error.smtp_code
+            return DeliveryFailed(say("adapters.mail_answered", code=code), refused=code >= 500)
+        case ssl.SSLError():
+            return DeliveryFailed(say("adapters.mail_tls", error=error.reason or type(error).__name__))
+        case smtplib.SMTPException():
+            return DeliveryFailed(say("adapters.mail_broke_off", error=type(error).__name__))
+    return DeliveryFailed(say("adapters.mail_unreached", error=error.strerror or type(error).__name__))
+
+
+class _Connection(smtplib.SMTP):
+    """Ends after its time-out, which of smtplib itself is for each byte: a server that drips would hold its
+    channel for good."""
+
+    _line: socket.socket | None = None
+
+    def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
+        line = super()._get_socket(host, port, min(timeout, TIMEOUT_S))  # type: ignore[misc]
+        line.settimeout(timeout)
+        self._line = line.dup()  # TLS takes the socket itself
+        self._timer = threading.Timer(timeout, _end, (self._line,))
+        self._timer.daemon = True
+        self._timer.start()
+        return line
+
+    def close(self) -> None:
+        super().close()
+        if self._line is not None:
+            self._timer.cancel()
+            self._line.close()
+
+
+class _SafeConnection(smtplib.SMTP_SSL, _Connection):
+    """With TLS from the first byte."""
+
+
+def _end(line: socket.socket) -> None:
+    with suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+    line.close()
 
 
 def letter(notice: Notice, ref: str, channel: Channel, now: datetime) -> EmailMessage:

@@ -5,6 +5,7 @@ other mail has it, as a mail system drops the second mail of one Message-ID. The
 reference.
 """
 
+import os
 import smtplib
 import socket
 import ssl
@@ -16,11 +17,11 @@ from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import format_datetime
 from hashlib import sha256
+from typing import Any
 
 import structlog
 
 from healer.adapters.notify.talk import OneWay, as_html, links
-from healer.adapters.webhook import TIMEOUT_S
 from healer.model import Channel
 from healer.model.shown import cut
 from healer.ports.outbound import DeliveryFailed, Notice
@@ -101,35 +102,34 @@ def _failed(error: smtplib.SMTPException | OSError) -> DeliveryFailed:
 
 
 class _Connection(smtplib.SMTP):
-    """Ends after its time-out, which of smtplib itself is for each byte: a server that drips would hold its
-    channel for good."""
+    """Ends `timeout` after its begin: for smtplib itself that is the time of each read, and a server that
+    drips would hold its channel for good."""
 
-    _line: socket.socket | None = None
-
-    def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
-        line = super()._get_socket(host, port, min(timeout, TIMEOUT_S))  # type: ignore[misc]
-        line.settimeout(timeout)
-        self._line = line.dup()  # TLS takes the socket itself
-        self._timer = threading.Timer(timeout, _end, (self._line,))
-        self._timer.daemon = True
-        self._timer.start()
-        return line
+    def connect(self, *address: Any, **more: Any) -> tuple[int, bytes]:
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, args=(self._closed,), daemon=True).start()
+        try:
+            return super().connect(*address, **more)
+        except BaseException:
+            self._closed.set()
+            raise
 
     def close(self) -> None:
         super().close()
-        if self._line is not None:
-            self._timer.cancel()
-            self._line.close()
+        self._closed.set()
+
+    def _watch(self, closed: threading.Event) -> None:
+        closed.wait(self.timeout)
+        while not closed.is_set():
+            if self.sock is not None:
+                # A socket of its own: TLS lets no other thread end its session.
+                with suppress(OSError), socket.socket(fileno=os.dup(self.sock.fileno())) as line:
+                    line.shutdown(socket.SHUT_RDWR)
+            closed.wait(1)
 
 
 class _SafeConnection(smtplib.SMTP_SSL, _Connection):
     """With TLS from the first byte."""
-
-
-def _end(line: socket.socket) -> None:
-    with suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
-    line.close()
 
 
 def letter(notice: Notice, ref: str, channel: Channel, now: datetime) -> EmailMessage:

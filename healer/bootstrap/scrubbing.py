@@ -49,8 +49,7 @@ _LOOKS: tuple[tuple[str, str], ...] = (
     (r"(https://api\.telegram\.org/bot)[\w:-]+", rf"\1{REMOVED}"),
     # Before options: a secret may look like one.
     (r"\b(createUser\s+\S+\s+\w+\s+)\S+(\s+\w+\s+)\S+", rf"\1{REMOVED}\2{REMOVED}"),
-    # Of command lines and statements: a value that follows a space, or is the next of a list.
-    (rf"(?<![\w-])(--?{_NAME}(?:[ =]|[\"'],\s*[\"']))[^\s\"']+", rf"\1{REMOVED}"),
+    # Of command lines and statements.
     (r"((?:\s|[\"'])(?:-[uU]|--user)(?:[ =]|[\"'],\s*[\"'])[^\s:%\"']+[:%])[^\s\"']+", rf"\1{REMOVED}"),
     (r"\b(htpasswd\s+-\w*b\w*\s+\S+\s+\S+\s+)\S+", rf"\1{REMOVED}"),
     (
@@ -84,6 +83,12 @@ _LOOKS: tuple[tuple[str, str], ...] = (
         rf"\1{REMOVED}\g<q>",
     ),
     (rf"(<(?:\w+:)?{_NAME}(?:\s[^<>]*)?>)[^<>]+", rf"\1{REMOVED}"),
+    # A value that follows an option, or is the next of a list. A secret may look like an option: what then
+    # follows it may be the name of another field, or another option.
+    (
+        rf"(?<![\w-])(--?{_NAME}(?:[ =]|[\"'],\s*[\"']))(?!-\w[\s\"'])[^\s\"']++(?![\"']\s*:)",
+        rf"\1{REMOVED}",
+    ),
 )
 _IS_NAME = re.compile(_NAME)
 _PATTERNS = tuple((re.compile(look), kept) for look, kept in _LOOKS)

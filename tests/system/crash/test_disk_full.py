@@ -131,6 +131,6 @@ def _asked_for_a_new_log(stack: Stack) -> bool:
         with psycopg.connect(superuser_url(stack), connect_timeout=5, autocommit=True) as database:
             database.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 1000))")
             database.execute("SELECT pg_switch_wal()")
-    except (psycopg.Error, ProcessLookupError):
+    except (psycopg.Error, ProcessLookupError, KeyError):  # KeyError: it is not running just now
         return "PANIC" in stack.log("postgres")
     return False

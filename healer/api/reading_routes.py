@@ -49,7 +49,7 @@ from healer.model import (
     Role,
     Run,
 )
-from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.model.detection import ALERT_STAYS_MAX
 from healer.model.goodput import GoodputRow
 from healer.ports.answers import AuditVerified, NodeRows, Page, Stats
 from healer.ports.callers import Caller
@@ -59,8 +59,6 @@ from healer.ports.request_errors import NotFound
 from healer.text import say
 
 router = APIRouter(tags=["reading"])
-#: An alert that fires was reported within this time.
-ALERTS = timedelta(hours=ALERT_STAYS_MAX_H)
 IncidentStates = Literal["open", "mitigating", "verifying", "resolved"]
 RunStates = Literal[
     "proposed", "waiting_approval", "held", "running", "waiting",
@@ -96,7 +94,7 @@ def node(request: Request, caller: Viewer, cluster: Id, node: Id) -> Response:
     found = msgspec.structs.replace(
         one_node(rows, rules, now),
         heard=signals.heard(cluster, node, now - VALUES),
-        alerts=firing(rules, signals.alerts(cluster, node, now - ALERTS), now),
+        alerts=firing(rules, signals.alerts(cluster, node, now - ALERT_STAYS_MAX), now),
         **_inventory(services, rows),
     )
     return answer(request, with_signals(found, reports, columns, rules.catalogue, now))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from healer.commands import Failed, check_output, database_problem, local, person, print_line, say_json
+from healer.commands.remote import AS_JSON
 from healer.settings import SettingsError, load, load_executor
 from healer.text import Said, joined, quoted, say
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 #: The names that backups get in a folder; --keep deletes no others.
 _NAME = re.compile(r"healer-\d{8}T\d{6}Z\.tar")
-_AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 _PASSPHRASE = typer.Option(
     None, "--passphrase-file", help="A file whose first line is the passphrase of the keys in the backup."
 )
@@ -39,7 +39,7 @@ def backup(
     keep: int | None = typer.Option(
         None, "--keep", min=1, help="In a folder: keep the newest N backups, delete older ones."
     ),
-    as_json: bool = _AS_JSON,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Back up database, rules and keys to one file while healer runs."""
     if (passphrase_file is None) is not without_keys:
@@ -95,7 +95,7 @@ def restore(
     in_place: bool = typer.Option(
         False, "--in-place", help="Without a backup: after a recovery by other means, hold all actions."
     ),
-    as_json: bool = _AS_JSON,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Restore a backup. healer is paused afterwards, and runs in progress ask before they continue.
 

@@ -5,11 +5,10 @@ from fastapi import APIRouter, Request, Response
 from healer.console.pages import Here, PageRoute
 from healer.console.views import Shown
 from healer.engine.command import cannot_be_undone
-from healer.model import Role, Ruleset
-from healer.model.grants import fits_any, strongest
+from healer.model import Ruleset
+from healer.model.grants import APPROVING, fits_any, strongest
 
 routes = APIRouter(route_class=PageRoute)
-_APPROVE = frozenset({Role.operator, Role.admin})
 
 
 def approvals(rules: Ruleset) -> list[Shown]:
@@ -27,7 +26,7 @@ def approvals(rules: Ruleset) -> list[Shown]:
                 entries=tuple(
                     grant.name
                     for grant in rules.access.grants
-                    if grant.role in _APPROVE and fits_any(name, grant.playbooks)
+                    if grant.role in APPROVING and fits_any(name, grant.playbooks)
                 ),
             )
         )

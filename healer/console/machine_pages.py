@@ -42,7 +42,7 @@ from healer.model import (
     SlurmJob,
     SlurmSnapshot,
 )
-from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.model.detection import ALERT_STAYS_MAX
 from healer.model.shown import shown as printable
 from healer.observations.fault_history import jobs_by_gpu
 from healer.observations.step_grid import StepGrid, deviation, grid
@@ -150,7 +150,7 @@ def _made_of(rows: NodeRows, references: Sequence[Reference]) -> dict[str, Any]:
 def _alerts(pages: Pages, rules: Ruleset, cluster: str, name: str, now: datetime) -> dict[str, Any]:
     """What fires, what it is to healer, and how many more are like it: the newest of each name and place,
     those that open an incident first."""
-    reported = pages.queries.signals.alerts(cluster, name, now - timedelta(hours=ALERT_STAYS_MAX_H))
+    reported = pages.queries.signals.alerts(cluster, name, now - ALERT_STAYS_MAX)
     opening = {entry.name for entry in rules.alerts if entry.opens}
     fires = firing(rules, reported, now)
     alike = Counter((alert.name, str(alert.component)) for alert in fires)

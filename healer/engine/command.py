@@ -15,6 +15,7 @@ import msgspec
 
 from healer.actions import calls_of
 from healer.decisions import (
+    ASKING,
     JudgeResult,
     decision_of,
     judge,
@@ -51,7 +52,6 @@ from healer.model import (
     LogEntry,
     Outcome,
     Playbook,
-    Role,
     Ruleset,
     Run,
     RunState,
@@ -61,7 +61,7 @@ from healer.model import (
     Verb,
     audit_record,
 )
-from healer.model.grants import fits_any
+from healer.model.grants import APPROVING, fits_any
 from healer.model.person_names import broke_glass, count_people
 from healer.playbooks import UNDO, keys_from_step, parts_to_undo, stuck_keys
 from healer.ports.answers import Preview
@@ -75,8 +75,6 @@ from healer.ports.transactions import Poke
 from healer.telling.news import breaker_reset_message
 from healer.text import Said, quoted, said_by, say
 
-_STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
-_APPROVING = frozenset({Role.operator, Role.admin})
 _GOES_BACK = frozenset({RunState.stuck, RunState.waiting})
 
 
@@ -290,11 +288,11 @@ def approve(
         raise Forbidden(say("engine.accounts_never_approve", name=order.by))
     facts = tx.lock_gate()
     run, now = locked_run(tx, order.about), order.at
-    refused_before = run.state in _STATES_TO_APPROVE and run.approved_by != order.by
+    refused_before = run.state in ASKING and run.approved_by != order.by
     if _is_repeated(tx, order) and not refused_before:
         return run  # it may be waiting at a later step, which this order does not cover
     step = _step_to_approve(tx, run)
-    if step is None and run.state not in _STATES_TO_APPROVE:
+    if step is None and run.state not in ASKING:
         return _approved_before(run, order, restart)
     if until is not None and run.approve_until != until:
         raise Conflict(say("engine.asks_another", run=run.id))
@@ -394,7 +392,7 @@ def _check_person(run: Run, approver: Approver, rules: Ruleset) -> None:
     if person is None or person.issuer == LOCAL:
         raise Forbidden(say("engine.nobody_approves", name=approver.name))
     may = (
-        grant.role in _APPROVING and grant.covers(run.cluster) and fits_any(run.playbook, grant.playbooks)
+        grant.role in APPROVING and grant.covers(run.cluster) and fits_any(run.playbook, grant.playbooks)
         for grant in rules.access.grants_of(person.subject, person.groups)
     )
     if not any(may):
@@ -420,7 +418,7 @@ def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
         return run
     if run.state in ENDED_RUN_STATES:
         raise Conflict(say("engine.run_ended", **_id_and_state(run)))
-    asks = run.state in _STATES_TO_APPROVE or _step_to_approve(tx, run) is not None
+    asks = run.state in ASKING or _step_to_approve(tx, run) is not None
     if state is RunState.rejected and not asks:
         raise Conflict(say("engine.cancel_instead", **_id_and_state(run)))
     verb = f"run.{state}"

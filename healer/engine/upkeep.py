@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from healer.decisions import (
+    ASKING,
     COOLDOWN,
     JudgeResult,
     after_run_news,
@@ -60,8 +61,6 @@ from healer.ports.transactions import WalkTx
 from healer.telling.news import breaker_page
 from healer.text import Said, say
 
-_WAITS_FOR_PERMISSION = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
-
 
 class Walk:
     """A walk's transaction, its incidents, and the runs that it started."""
@@ -88,7 +87,7 @@ class Walk:
         run = self.tx.run(incident.run) if incident.run else None
         if run is None or run.shadow or run.state in ENDED_RUN_STATES:
             return True
-        if run.state not in _WAITS_FOR_PERMISSION:
+        if run.state not in ASKING:
             return False
         self.tx.set_run_state(run.id, RunState.rejected, why=why, at=self.now)
         return True

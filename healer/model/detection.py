@@ -74,6 +74,7 @@ def device_in(subject: str) -> str | None:
 ALERT_STAYS_H = 9.0
 #: The longest that an entry may request: alerts are read back this far after a restart.
 ALERT_STAYS_MAX_H = 72
+ALERT_STAYS_MAX = timedelta(hours=ALERT_STAYS_MAX_H)
 
 
 # Wide: an entry of rules/detection/, as sites write it.

@@ -11,6 +11,8 @@ from healer.model.vocabulary import Role
 STRONGEST = (Role.admin, Role.operator, Role.responder, Role.auditor, Role.viewer)
 #: Roles above viewer: such a token belongs to a person, or is a service account.
 ACTING = frozenset({Role.responder, Role.operator, Role.admin})
+#: Roles that may approve runs, and start any.
+APPROVING = frozenset({Role.operator, Role.admin})
 #: Separates the owner from the name of a service account; no person's name contains it.
 OWNED = "/"
 

@@ -174,6 +174,11 @@ class Report(msgspec.Struct, frozen=True, eq=False, gc=False):
 DOING = ("compute", "collective", "between", "checkpoint", "evaluation")
 
 
+#: Columns of `StepBatch`: the parts of a step's time, and results, of which one that is not a number is
+#: infinite. NaN: not reported.
+PARTS, RESULTS = ("compute_s", "comm_s", "data_s"), ("loss", "grad_norm")
+
+
 # Wide: columns of one table: a row is one step of one rank.
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBatch:

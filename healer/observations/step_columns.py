@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import SlurmSnapshot
-from healer.model.telemetry import DOING, StepBatch
-
-PARTS = ("compute_s", "comm_s", "data_s")
+from healer.model.telemetry import DOING, PARTS, RESULTS, StepBatch
 
 
 class StepParts:
@@ -82,10 +80,6 @@ class InStep:
     def forget(self) -> None:
         """The job went back to an earlier step."""
         self.doing[:], self.reported_s[:] = UNREPORTED, -np.inf
-
-
-#: Columns of a batch. NaN: not reported; a reported result that is not a number is infinite.
-RESULTS = ("loss", "grad_norm")
 
 
 class Results:

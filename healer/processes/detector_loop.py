@@ -13,7 +13,7 @@ from healer.detection.reported import note_reports, recall_links
 from healer.engine.walk import walk
 from healer.incidents.shared import outage_of
 from healer.model import AuditRecord, Detections, Observation, ObservationKind, Ruleset, Trial
-from healer.model.detection import ALERT_STAYS_MAX_H, is_due
+from healer.model.detection import ALERT_STAYS_MAX, is_due
 from healer.model.faults import OUTAGES
 from healer.model.gate import CLOCKS_DIFFER
 from healer.observations import Picture
@@ -30,8 +30,6 @@ log = structlog.get_logger()
 
 #: How much of the inbox rebuilds the picture after a restart.
 REBUILD = timedelta(minutes=15)
-#: Alerts are read further back: as far as a rule may keep one firing.
-ALERTS = timedelta(hours=ALERT_STAYS_MAX_H)
 BATCH = 5000
 #: The backstop when no notification came, and the pace of what depends on time alone.
 TICK_S = 1.0
@@ -96,7 +94,7 @@ class Detector:
         """Observations that were already walked only refresh the picture; heartbeats older than the restart
         do not count."""
         inbox = self._parts.inbox
-        stored = (*inbox.alerts(now - ALERTS), *inbox.since(now - REBUILD, lines=now - DELAY_MAX))
+        stored = (*inbox.alerts(now - ALERT_STAYS_MAX), *inbox.since(now - REBUILD, lines=now - DELAY_MAX))
         heard = [_as_read(seen, now) for seen in stored]
         rules = self._parts.rules()
         self.picture.update(heard, rules.topology, rebuild=True)

@@ -40,10 +40,10 @@ class Problem(msgspec.Struct, frozen=True):
         return say("rulebook.problem", place=place, text=self.text)
 
 
-_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Yaml(_Loader):
+class _Yaml(Loader):
     """YAML 1.2's plain values: `off`, `yes`, `no` and dates are words, as a person would expect them. A key
     is a name, also one of digits alone: a partition of Slurm may be called 1."""
 

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from healer.model.telemetry import DOING, StepBatch
+from healer.model.telemetry import DOING, PARTS, RESULTS, StepBatch
 from healer.signals.rejects import (
     NOT_JSON,
     BadBody,
@@ -98,10 +98,6 @@ class _Entry(NamedTuple):
 
 _fast = msgspec.json.Decoder(list[_Body] | _Body)
 _any = msgspec.json.Decoder(Any)
-
-#: Optional measures of a sample that are times; a step's results may be any number, or none.
-_SECONDS = ("compute_s", "comm_s", "data_s")
-RESULTS = ("loss", "grad_norm")
 
 
 def step_batches(
@@ -201,7 +197,7 @@ def _checked(
 ) -> datetime:
     """When the step ended, by its sender's clock. Raises BadEntry."""
     _check_whole(sample)
-    for name in _SECONDS:
+    for name in PARTS:
         value = getattr(sample, name)
         if value is not None and not 0 <= value <= _SECONDS_MAX:
             raise BadEntry(say("signals.not_within_a_day", name=name))
@@ -303,6 +299,6 @@ def _batch(
         step_s=measure(columns["open_s" if is_open else "step_s"]),
         doing=np.array([*map(DOING.index, columns["doing"])], np.int8) if is_open else None,
         work=measure(columns["work"]),
-        **{name: measure(columns[name]) for name in _SECONDS},
+        **{name: measure(columns[name]) for name in PARTS},
         **{name: result(columns[name]) for name in RESULTS},
     )

@@ -8,11 +8,12 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import retention
 from healer.adapters.postgres.inbox import PostgresInbox, alerts
-from healer.adapters.postgres.retention import AGAIN, tidy
+from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
 from healer.detection.reported import firing
 from healer.model import Observation
+from healer.model.detection import ALERT_STAYS_MAX
 from healer.signals.alert_bodies import Site, alertmanager_observations, repeated_alert
 from tests.support.ledgers import consume
 from tests.support.loop import CLUSTER, name, rules_in
@@ -109,7 +110,7 @@ def test_repeats_go_after_three_days_and_the_alert_stays_known(
     inbox.add([first, repeated_alert(alert(BEGUN + timedelta(hours=2))), repeated_alert(alert(NOW))])
     with fresh_database.begin() as conn:
         consume(conn, inbox.unconsumed(10), NOW)
-    tidy(fresh_database, BEGUN + timedelta(hours=3) + AGAIN)
+    tidy(fresh_database, BEGUN + timedelta(hours=3) + ALERT_STAYS_MAX)
     left = [one.digest for one in inbox.alerts(BEGUN)]
     assert left == [first.digest, repeated_alert(alert(NOW)).digest]
     assert inbox.add([alert(NOW + timedelta(days=30))]) == 0

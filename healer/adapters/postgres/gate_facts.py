@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 from healer.adapters.postgres import audit_rows
 from healer.adapters.postgres.engine import confirm, pick, read_doc, reading, write_docs, writing
 from healer.adapters.postgres.incident_rows import watched
-from healer.adapters.postgres.node_rows import PostgresSnapshots, SnapshotStore
+from healer.adapters.postgres.node_rows import TESTS, PostgresSnapshots, SnapshotStore
 from healer.adapters.postgres.run_rows import ENDED, GRANT
 from healer.adapters.postgres.tables import gate, incidents, pauses, permits, runs, slots
 from healer.model import (
@@ -30,7 +30,6 @@ from healer.model import (
     Run,
     Slot,
     Sweeps,
-    Verb,
     Verdict,
 )
 from healer.ports.transactions import HookStanding, OutOfService
@@ -122,7 +121,6 @@ SELECT json_build_object(
 """)
 #: `max` of a class in SQL is the worst: `fatal` sorts after `degraded`.
 _HARDWARE = sorted(map(str, HARDWARE))
-_TESTS = [str(Verb.diagnose), str(Verb.sweep)]
 
 
 _decode = msgspec.json.Decoder(LedgerFacts, dec_hook=read_said).decode
@@ -185,7 +183,7 @@ def read_facts(
 def read_sweeps(conn: sa.Connection, cluster: str, playbooks: Sequence[str], since: datetime) -> Sweeps:
     """The state of sweeps by these playbooks. Not part of the facts, so that no drain waits for it."""
     values = {"cluster": cluster, "playbooks": list(playbooks), "since": since}
-    found = conn.execute(SWEEPS, {**values, "hardware": _HARDWARE, "tests": _TESTS}).scalar_one()
+    found = conn.execute(SWEEPS, {**values, "hardware": _HARDWARE, "tests": TESTS}).scalar_one()
     return msgspec.json.decode(found, type=Sweeps, dec_hook=read_said)
 
 

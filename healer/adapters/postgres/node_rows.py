@@ -464,7 +464,7 @@ WHERE run_log.event = 'done' AND run_log.doc->'data'->>'passed' IS NOT NULL AND 
   AND runs.cluster = :cluster AND runs.node IS NOT NULL
 ORDER BY run_log.seq
 """)
-_TESTS = [str(Verb.diagnose), str(Verb.sweep)]
+TESTS = [str(Verb.diagnose), str(Verb.sweep)]
 
 
 class PostgresLemons(ClusterStore):
@@ -486,7 +486,7 @@ class PostgresFleetFigures(ClusterStore):
 
     def read(self, since: datetime) -> list[NodeFigures]:
         """The latest value of each figure of each node, from passed and failed tests."""
-        values = {"since": since, "tests": _TESTS, "cluster": self.cluster}
+        values = {"since": since, "tests": TESTS, "cluster": self.cluster}
         found: dict[str, dict[str, Figure]] = {}
         with ledger_reading(self._engine) as conn:
             for row in conn.execute(_RESULTS, values):

@@ -28,7 +28,7 @@ from healer.adapters.postgres.tables import (
     sessions,
     unknown_series,
 )
-from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.model.detection import ALERT_STAYS_MAX
 from healer.model.faults import REPLACED
 from healer.model.goodput import HOURS_KEPT
 from healer.model.node_states import NodeCondition
@@ -37,8 +37,6 @@ from healer.ports.outbound import FORGOTTEN
 HEARTBEATS = timedelta(hours=1)
 #: Kinds that senders repeat periodically.
 _PERIODIC = ("heartbeat", "gpu_inventory", "inventory", "hook")
-#: Hourly repetitions of firing alerts; no rule looks further back.
-AGAIN = timedelta(hours=ALERT_STAYS_MAX_H)
 #: As long as duplicates are recognised, for example an old dmesg that is sent again.
 EVENTS = timedelta(days=90)
 KEYS = timedelta(hours=24)
@@ -87,7 +85,7 @@ def _deletions(engine: sa.Engine, now: datetime, free: float | None) -> Iterator
     repeated = inbox.c.doc[("data", "again")].astext.is_not(None)
     too_old = sa.or_(
         sa.and_(inbox.c.kind.in_(_PERIODIC), arrived < now - HEARTBEATS),
-        sa.and_(inbox.c.kind == "alert", repeated, arrived < now - AGAIN),
+        sa.and_(inbox.c.kind == "alert", repeated, arrived < now - ALERT_STAYS_MAX),
         arrived < now - EVENTS,
     )
     yield partial(_delete_by_id, engine, inbox, sa.and_(inbox.c.consumed_at.is_not(None), too_old))

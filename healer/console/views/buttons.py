@@ -22,6 +22,7 @@ from healer.model import (
     RunState,
     Verb,
 )
+from healer.model.grants import ACTING, APPROVING
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import OpenIncident
 from healer.text import quoted, say
@@ -32,9 +33,7 @@ _FIRST = frozenset({"drain-at-job-end", "validate", "reboot-validate"})
 _OWN_BUTTON = frozenset(
     {"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain", "return-to-service", "foreign-drain"}
 )
-_ACT = frozenset({Role.operator, Role.admin})
 _AT_WORK = frozenset({RunState.running, RunState.waiting, RunState.stuck})
-_RESPOND = frozenset({Role.responder, Role.operator, Role.admin})
 
 
 class InputField(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,11 +100,11 @@ def _on_run(run: Run, verb: str, words: str = "", **fields: Any) -> Button:
 
 
 def may_respond(role: Role) -> bool:
-    return role in _RESPOND
+    return role in ACTING
 
 
 def may_act(role: Role) -> bool:
-    return role in _ACT
+    return role in APPROVING
 
 
 def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:

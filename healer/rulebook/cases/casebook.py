@@ -8,9 +8,7 @@ from typing import Any
 
 import yaml
 
-from healer.rulebook.source import rule_files
-
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from healer.rulebook.source import Loader, rule_files
 
 
 class CaseBook:
@@ -47,7 +45,7 @@ def _count(files: list[Path]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for path in files:
         try:
-            cases = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a safe one
+            cases = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)  # noqa: S506 - a safe one
         except (OSError, ValueError, yaml.YAMLError):
             continue
         for case in cases if isinstance(cases, list) else ():

@@ -589,7 +589,7 @@ def _of_table(title: str, name: str, table: object, around: Mapping[str, Any], k
         values: dict[str, Any] = {k: value for k, value in around.items() if k not in replaced} | of_cluster
         _check_ways(values, kind)
     except SettingsError as error:
-        raise SettingsError(say("setup.of_file", where=title, why=said_by(error))) from None
+        raise SettingsError(say("words.labelled", label=title, text=said_by(error))) from None
     values.setdefault("sim_socket", own_sim_socket(values["data_dir"], name))
     values["cluster"] = name
     _place_recording(values)
@@ -734,7 +734,7 @@ def _from_file(where: str) -> tuple[dict[str, str], dict[str, Any]]:
     try:
         return {name: _as_text(name, value) for name, value in document.items()}, tables
     except SettingsError as error:
-        raise SettingsError(say("setup.of_file", where=where, why=said_by(error))) from None
+        raise SettingsError(say("words.labelled", label=where, text=said_by(error))) from None
 
 
 def _as_text(name: str, value: object) -> str:

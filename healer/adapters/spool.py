@@ -244,7 +244,7 @@ class FileSpool:
         log.error(what, path=str(path), entries=entries)
         if len(self._lost) < 1000:
             file = str(path.relative_to(self._root))
-            self._lost.append((entries, say("adapters.spool_file", what=what, file=file)))
+            self._lost.append((entries, say("words.labelled", label=what, text=file)))
 
     def _keep_bad(self, segment: _Segment) -> None:
         """Moves the segment next to the folders, as `*.bad`."""

@@ -253,6 +253,6 @@ class StampWitness:
             raise WitnessAway(say("audit.openssl_did_run", name=self.name, why=said_by(error))) from None
         if done.returncode:
             raise WitnessAway(
-                say("audit.of", name=self.name, text=done.stderr.strip().rpartition(chr(10))[2][:200])
+                say("words.labelled", label=self.name, text=done.stderr.strip().rpartition(chr(10))[2][:200])
             )
         return done.stdout

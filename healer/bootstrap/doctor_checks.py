@@ -64,7 +64,7 @@ class Check(NamedTuple):
 def each_cluster(settings: ExecutorSettings, check: Callable[[ExecutorSettings], list[Check]]) -> list[Check]:
     """The checks of each cluster, prefixed with its name where there are several."""
     return [
-        found._replace(name=say("doctor.of_cluster", cluster=cluster.cluster, text=found.name))
+        found._replace(name=say("words.labelled", label=cluster.cluster, text=found.name))
         if settings.clusters
         else found
         for cluster in settings.each()
@@ -412,7 +412,7 @@ def check_notification_channel(settings: Settings, channel: Channel, history: sa
     if history.sent_at:
         last = say("doctor.channel_last", at=f"{history.sent_at:%Y-%m-%d %H:%M} UTC")
     if not history.failing and not history.dead:
-        return Check(name, True, say("doctor.channel_works", kind=channel.kind, last=last))
+        return Check(name, True, say("words.labelled", label=channel.kind, text=last))
     text = say(
         "doctor.channel_fails", kind=channel.kind, last=last, failing=history.failing, dead=history.dead,
         error=from_stored(history.errors[0], Said) if history.errors else NO_WORDS,

@@ -79,7 +79,7 @@ def check_storage(settings: Settings) -> list[Check]:
         problems = seal_problems(state, now)
         text = joined(list(problems.values()), "space") if problems else _sealed(state)
         repair = say("doctor.seal_check") if problems else NO_WORDS
-        whole = say("doctor.of_cluster", cluster=cluster, text=text)
+        whole = say("words.labelled", label=cluster, text=text)
         results.append(Check(say("doctor.seal"), not problems, whole, repair))
     return results + stored.ending
 

@@ -139,7 +139,7 @@ def test(rules: _Folder = None, json: _Json = False) -> None:
     else:
         for case in wrong:
             problem = Problem(
-                file=case.file, line=case.line, text=say("cases.of_case", name=case.name, text=case.why)
+                file=case.file, line=case.line, text=say("words.labelled", label=case.name, text=case.why)
             )
             print_line(problem.sentence(folder))
         print_line(say("commands.cases_hold", hold=len(results) - len(wrong), count=len(results)))

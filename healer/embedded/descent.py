@@ -113,4 +113,4 @@ def _mount(source: str, target: Path, kind: str, flags: int, options: str) -> No
 
 def _check(result: int, what: str) -> None:
     if result != 0:
-        raise EmbeddedError(say("embedded.of", what=what, why=os.strerror(ctypes.get_errno())))
+        raise EmbeddedError(say("words.labelled", label=what, text=os.strerror(ctypes.get_errno())))

@@ -127,4 +127,4 @@ def read(lines: Iterable[str], file: str = "", last: datetime | None = None) -> 
 
 def of_entry(entry: Entry, text: str) -> Said:
     """What is wrong with an entry, with its place."""
-    return _of_line(entry.file, entry.line, say("simulation.of_route", route=entry.route, text=text))
+    return _of_line(entry.file, entry.line, say("words.labelled", label=entry.route, text=text))

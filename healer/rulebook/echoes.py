@@ -23,7 +23,6 @@ _UNKNOWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "expressions.unknown_spec": ("text", ("gpu_models",)),
     "expressions.unknown_signal": ("name", ("signals",)),
     "rulebook.there_no_signal": ("name", ("signals",)),
-    "rulebook.catalogue_no": ("signal", ("signals",)),
     "rulebook.there_no_script": ("name", ("validation/",)),
     "rulebook.there_no_depth": ("name", ("validation/",)),
     "rulebook.fits_there_no_depth": ("name", ("validation/",)),

@@ -295,7 +295,7 @@ def _queries(source: Source, items: Sequence[object], catalogue: Catalogue) -> l
         signal = catalogue.signals.get(query.signal)
         if signal is None:
             hint = did_you_mean(query.signal, catalogue.signals)
-            at.wrong("signal", say("rulebook.catalogue_no", signal=query.signal), hint)
+            at.wrong("signal", say("rulebook.there_no_signal", name=query.signal), hint)
         elif signal.derived:
             at.wrong("signal", say("rulebook.derived_by_healer_never", signal=query.signal))
         if not query.query.strip() or len(query.query) > QUERY_MAX_CHARS:

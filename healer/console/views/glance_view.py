@@ -127,7 +127,7 @@ def _marks_of(
             continue
         name = moment if at in (None, row.at) else ""
         moment = "" if name else moment
-        text = say("console.lanes_text", kind=quoted(row.kind), text=quoted(row.text))
+        text = say("words.labelled", label=quoted(row.kind), text=quoted(row.text))
         tone = row.tone if row.tone in ("warn", "bad") else "ask" if name else "plain"
         yield Mark(at=row.at, text=text, tone=tone, moment=name)
 

@@ -123,7 +123,7 @@ def _doing(incident: Incident, run: Run | None, now: datetime) -> tuple[str, str
             if incident.held_by and not row.why
             else ""
         )
-        doing = say("console.queue_playbook_is", playbook=run.playbook, word=quoted(row.word))
+        doing = say("words.labelled", label=run.playbook, text=quoted(row.word))
         return doing, row.tone, joined(filter(None, (bad, row.why, held)), "space")
     if incident.owner:
         return (

@@ -257,7 +257,7 @@ def _sections(shift: Shown) -> dict[Said, list[str]]:
             for row in shift.waits
         ],
         say("console.reports_known_bad_in_service"): [
-            say("console.reports_heading_of", title=row.name, node=_why_bad(row)) for row in shift.known_bad
+            say("words.labelled", label=row.name, text=_why_bad(row)) for row in shift.known_bad
         ],
         say("console.reports_open_now"): [_open(incident) for incident in shift.open],
         say("console.reports_ended_in_shift"): [_ended(incident) for incident in shift.resolved],

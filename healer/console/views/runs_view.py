@@ -150,7 +150,7 @@ def guards_summary(decision: Decision) -> str:
     answers = [
         say(f"console.guard_{answer.kind}s", guard=say(f"words.guard_{answer.guard}")) for answer in against
     ]
-    return say("console.runs_asked_against", asked=asked, answers=joined(answers, "comma"))
+    return say("words.labelled", label=asked, text=joined(answers, "comma"))
 
 
 def last_decision(detail: RunRecord) -> Decision | None:

@@ -172,7 +172,9 @@ def run_detection_cases(
             try:
                 cases.append((at, _prepared(case, rule, catalogue, f"{len(cases)}~")))
             except CaseWrong as error:
-                at.at(*error.path).problem(say("cases.of_case", name=case.name, text=error.text), error.hint)
+                at.at(*error.path).problem(
+                    say("words.labelled", label=case.name, text=error.text), error.hint
+                )
     batches = _batches([prepared for _, prepared in cases])
     played = {mark: result for batch in batches for mark, result in _play(batch, catalogue, models)}
     outcomes = []
@@ -220,7 +222,7 @@ def prove(outcomes: Sequence[Outcome], rules: Iterable[PlacedRule]) -> None:
     for outcome in outcomes:
         by_rule.setdefault(outcome.case.rule, []).append(outcome)
         if outcome.why:
-            outcome.at.problem(say("cases.of_case", name=outcome.case.name, text=outcome.why))
+            outcome.at.problem(say("words.labelled", label=outcome.case.name, text=outcome.why))
     for placed in rules:
         rule, at = placed.rule, placed.at
         cases = by_rule.get(rule.name, [])

@@ -138,7 +138,9 @@ def run_history_cases(sources: Iterable[Source], rules: Ruleset) -> list[tuple[W
                 play = _Play(rules, case)
                 incidents = play.incidents()
             except CaseWrong as error:
-                at.at(*error.path).problem(say("cases.of_case", name=case.name, text=error.text), error.hint)
+                at.at(*error.path).problem(
+                    say("words.labelled", label=case.name, text=error.text), error.hint
+                )
                 continue
             found = {(name, finding.rule) for name, finding in play.ledger.tables.findings}
             why = _why_not(case, incidents, found) or _why_not_passed(case, play.passed)

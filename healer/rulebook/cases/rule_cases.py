@@ -72,7 +72,9 @@ def run_forecast_cases(sources: Iterable[Source], rules: Ruleset) -> list[tuple[
             try:
                 results.append((at, case, _why_not_forecast(rule, case)))
             except CaseWrong as error:
-                at.at(*error.path).problem(say("cases.of_case", name=case.name, text=error.text), error.hint)
+                at.at(*error.path).problem(
+                    say("words.labelled", label=case.name, text=error.text), error.hint
+                )
     return results
 
 
@@ -163,7 +165,7 @@ def run_cases(rules_dir: Path) -> list[CaseResult]:
     for source in case_sources(rules_dir, problems, "*.yaml"):
         for at, case in source.entries(Case) if source.name not in names else ():
             if wrong := _wrong(case):
-                at.problem(say("cases.of_case", name=case.name, text=wrong))
+                at.problem(say("words.labelled", label=case.name, text=wrong))
                 continue
             proving.append(case)
             note(at, case.name, _why_not(rules, case))

@@ -209,7 +209,7 @@ def load(name: str, *, days: float | None = None) -> Scenario:
     if days is not None:
         scenario = msgspec.structs.replace(scenario, days=days)
     if wrong := _wrong(scenario):
-        raise BadScenario(say("simulation.of", name=path.name, wrong=wrong))
+        raise BadScenario(say("words.labelled", label=path.name, text=wrong))
     return scenario
 
 

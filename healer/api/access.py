@@ -64,7 +64,7 @@ _HELD_S, _HELD_AGAIN_S = 2.0, 0.05
 _MANY_STRANGERS = 20
 #: Wrong codes of a local account at once, and seconds until it may show another one.
 CODES, CODE_EVERY_S = 5.0, 900.0
-_NO_CLUSTER = say("api.access_this_token_bound_node_or")
+_NO_CLUSTER = say("api.bound_without_cluster")
 _BEARER = (f"Bearer {PREFIX}".encode(), f"Bearer {ACCOUNT_PREFIX}".encode())
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 #: How often a token's last use is noted, and of how many tokens.
@@ -451,12 +451,12 @@ def _check_csrf(request: HTTPConnection, caller: Caller) -> None:
         return
     sent = request.headers.get(CSRF_HEADER, "")
     if not hmac.compare_digest(sent.encode(), (caller.csrf or "").encode()):
-        raise Problem(403, say("api.access_x_healer_csrf_header_does"), code="csrf")
+        raise Problem(403, say("api.wrong_csrf_header"), code="csrf")
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     same = site in {"same-origin", "none"} or (origin is not None and is_own_origin(request.scope, origin))
     if not same:
-        raise Problem(403, say("api.access_request_with_session_must_come"), code="csrf")
+        raise Problem(403, say("api.foreign_origin"), code="csrf")
 
 
 class Need:
@@ -499,7 +499,7 @@ def _lacking(caller: Caller, needed: Role) -> Said:
         if bounds:
             return say("api.granted_nobody_bound", name=caller.name, bounds=bounds)
         return say("api.granted_nobody", name=caller.name)
-    return say("api.access_this_needs_role_yours", value=needed.value, value2=caller.role.value)
+    return say("api.needs_role", needed=needed.value, own=caller.role.value)
 
 
 def is_role(request: Request, caller: Caller, role: Role, cluster: str | None = None) -> bool:
@@ -520,7 +520,7 @@ def outside_routes(caller: Caller, path: str) -> Said | None:
     """Why a service account may not use this route; None if it may."""
     if not caller.routes or path.removeprefix("/api/v1").split("/")[1] in caller.routes:
         return None
-    return say("api.access_account_confined", name=caller.name, routes=", ".join(caller.routes))
+    return say("api.account_confined", name=caller.name, routes=", ".join(caller.routes))
 
 
 def need(role: Role) -> Any:
@@ -579,9 +579,7 @@ def named_cluster(services: Services, caller: Caller | None, wanted: str | None 
     """The cluster as named, else the token's own, else the only one. 422 if that leaves it open."""
     cluster = wanted or (caller and caller.cluster) or services.only
     if not cluster:
-        raise field_error(
-            "cluster", say("api.access_name_cluster_one", clusters=", ".join(services.clusters))
-        )
+        raise field_error("cluster", say("api.name_the_cluster", clusters=", ".join(services.clusters)))
     return cluster
 
 
@@ -635,9 +633,5 @@ def _only_known_query(request: Request) -> None:
     allowed = {field.alias for part in (dependant, *dependant.dependencies) for field in part.query_params}
     unknown = sorted(set(request.query_params) - allowed)
     if unknown:
-        errors = [
-            {"field": name[:100], "detail": say("api.access_no_such_query_parameter")} for name in unknown
-        ]
-        raise Problem(
-            422, say("api.access_no_such_query_parameter_2", unknown=unknown[0][:100]), errors=errors
-        )
+        errors = [{"field": name[:100], "detail": say("api.unknown_query_parameter")} for name in unknown]
+        raise Problem(422, say("api.unknown_query_parameter_named", unknown=unknown[0][:100]), errors=errors)

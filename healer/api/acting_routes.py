@@ -219,7 +219,7 @@ def start_run(
     if dry_run or body.dry_run:
         return answer(request, services.runs.preview(wanted))
     if not body.reason:
-        raise field_error("reason", say("api.acting_routes_run_needs_reason"))
+        raise field_error("reason", say("api.run_needs_reason"))
 
     def act(identity: str) -> Response:
         run = services.runs.start(msgspec.structs.replace(wanted, id=identity))
@@ -233,13 +233,13 @@ def _check_target(playbook: Playbook, body: RunBody) -> None:
     if not getattr(body, playbook.target):
         raise field_error(
             playbook.target,
-            say("api.acting_routes_playbook_needs", name=playbook.name, target=playbook.target),
+            say("api.playbook_needs_target", name=playbook.name, target=playbook.target),
         )
     if getattr(body, other):
         raise field_error(
             other,
             say(
-                "api.acting_routes_playbook_takes_not",
+                "api.playbook_takes_other_target",
                 name=playbook.name,
                 target=playbook.target,
                 other=other,
@@ -251,10 +251,10 @@ def _check_level(request: Request, caller: Caller, playbook: Playbook, cluster: 
     least = Role.responder if playbook.level <= 1 else Role.operator
     if not may_use(caller, ALLOWED[least], cluster, playbook.name):
         why = say(
-            "api.acting_routes_playbook_needs_role_yours",
+            "api.playbook_needs_role",
             name=playbook.name,
-            value=least.value,
-            value2=caller.role.value,
+            needed=least.value,
+            own=caller.role.value,
         )
         raise _refusal(request, caller, why)
 
@@ -412,11 +412,11 @@ def pause(request: Request, caller: Operator, body: PauseBody) -> Response:
 
 def _check_pause(services: Services, caller: Caller, request: Request, body: PauseBody) -> None:
     if body.scope == "all" and body.name:
-        raise field_error("name", say("api.acting_routes_scope_all_takes_no_name"))
+        raise field_error("name", say("api.scope_all_takes_no_name"))
     if body.scope not in {"all", "cluster"} and not body.name:
-        raise field_error("name", say("api.acting_routes_which_be_paused", scope=body.scope))
+        raise field_error("name", say("api.pause_needs_name", scope=body.scope))
     if body.until is not None and body.until <= services.clock.now():
-        raise field_error("until", say("api.acting_routes_lies_past"))
+        raise field_error("until", say("api.in_the_past"))
     cluster = body.name if body.scope == "cluster" and body.name else body.cluster
     node = body.name if body.scope == "node" else None
     confine(request, caller, cluster=cluster or caller.cluster, node=node)
@@ -444,9 +444,7 @@ def _check_place(
     partitions = {name for each in snapshot.nodes.values() for name in each.partitions}
     if partition is not None and partitions and partition not in partitions:
         names = ", ".join(sorted(partitions))
-        raise NotFound(
-            say("api.acting_routes_no_partition", partition=partition, cluster=cluster, names=names)
-        )
+        raise NotFound(say("api.no_partition", partition=partition, cluster=cluster, names=names))
 
 
 def _pause_cluster(services: Services, caller: Caller, body: PauseBody) -> str | None:

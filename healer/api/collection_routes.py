@@ -65,7 +65,7 @@ def evidence_file(request: Request, caller: Operator, id: Id) -> Response:
     services = services_of(request)
     found = services.evidence.file(id)
     if found is None:
-        raise NotFound(say("api.collection_routes_there_no_evidence_was_never", id=id))
+        raise NotFound(say("api.no_evidence", id=id))
     run = services.queries.runs.find(found.run)
     confine(request, caller, cluster=found.cluster, node=found.node, job=run and run.job)
     data = services.evidence.content(found.id)

@@ -178,7 +178,7 @@ def _answer(services: Services, press: Press) -> None:
     try:
         text = press_done(services, press)
     except (Conflict, Forbidden, NotFound, Unavailable) as error:
-        text = say("api.message_routes_nothing_was_done", error=said_by(error))
+        text = say("api.nothing_changed", error=said_by(error))
     except GuardRefused as error:
         text = say("api.press_guard", guard=error.answer.guard, why=error.answer.why)
     except Exception:
@@ -246,7 +246,7 @@ def _proves_at(services: Services, name: str) -> str:
 
 def _named(run: Run) -> str:
     return say(
-        "api.message_routes_on",
+        "api.playbook_on_node",
         playbook=run.playbook,
-        node=run.node or say("api.message_routes_job", job=run.job),
+        node=run.node or say("console.runs_job", job=run.job),
     )

@@ -119,14 +119,14 @@ def field_error(field: str, text: Said) -> Problem:
 def unauthenticated() -> Problem:
     return Problem(
         401,
-        say("api.problems_this_needs_token_authorization_bearer"),
+        say("api.needs_token"),
         headers={"WWW-Authenticate": 'Bearer realm="healer"'},
     )
 
 
 def ending() -> Problem:
     """For a request that the stop of this process cuts off."""
-    return Problem(503, say("api.problems_this_process_ends"), headers={"Retry-After": "5"})
+    return Problem(503, say("api.shutting_down"), headers={"Retry-After": "5"})
 
 
 def problem_of(error: Exception) -> Problem:
@@ -134,7 +134,7 @@ def problem_of(error: Exception) -> Problem:
     for kind, make in _MAKERS:
         if isinstance(error, kind):
             return make(error)
-    return Problem(500, say("api.problems_something_went_wrong_here_log"))
+    return Problem(500, say("api.internal_error"))
 
 
 async def held_back(problem: Problem) -> None:
@@ -161,14 +161,14 @@ def _invalid(error: RequestValidationError) -> Problem:
         if found.get("type") == "json_invalid":
             return Problem(
                 422,
-                say("api.problems_body_not_json"),
+                say("api.body_not_json"),
                 errors=[{"field": "body", "detail": say("signals.line_not_json")}],
             )
         place = [str(part) for part in found.get("loc", ())]
         field = ".".join(place[1:] if len(place) > 1 and place[0] in {"body", "query", "path"} else place)
         field = field.encode("utf-8", "replace").decode()[:200]
-        errors.append({"field": field, "detail": str(found.get("msg", say("api.problems_not_valid")))})
-    first = errors[0] if errors else {"field": "request", "detail": say("api.problems_not_valid")}
+        errors.append({"field": field, "detail": str(found.get("msg", say("api.not_valid")))})
+    first = errors[0] if errors else {"field": "request", "detail": say("api.not_valid")}
     return Problem(422, say("api.field", field=first["field"], text=first["detail"]), errors=errors)
 
 
@@ -177,8 +177,8 @@ def _bad_body(error: BadBody) -> Problem:
     return Problem(422, why, errors=[{"field": "body", "detail": why}])
 
 
-_IN_FLIGHT = say("api.problems_request_with_this_idempotency_key")
-_REUSED = say("api.problems_this_idempotency_key_was_used")
+_IN_FLIGHT = say("api.idempotency_key_in_progress")
+_REUSED = say("api.idempotency_key_used")
 
 
 #: The errors that mean something to the caller; the first that fits counts.

@@ -317,7 +317,7 @@ def goodput(request: Request, caller: Viewer, wanted: Annotated[GoodputFilter, D
     """What GPU-hours were spent on (docs/jobs.md), in sums."""
     services = services_of(request)
     if caller.node or caller.job:
-        raise Problem(403, say("api.reading_routes_token_bound_node_or_job"))
+        raise Problem(403, say("api.bound_reads_nothing_wider"))
     since, until = _goodput_span(wanted, services.clock.now())
     clusters = clusters_shown(request, caller, wanted.cluster)
     sums = services.queries.figures.goodput(clusters, since, until, wanted.by)
@@ -351,7 +351,7 @@ def _goodput_span(wanted: GoodputFilter, now: datetime) -> tuple[datetime, datet
 async def events(request: Request, caller: Viewer, cluster: Name = None) -> StreamingResponse:
     """Server-sent events: incident, run, fleet, breaker, pause, audit; `reset`: fetch everything again."""
     if caller.node or caller.job:
-        raise Problem(403, say("api.reading_routes_token_bound_node_or_job"))
+        raise Problem(403, say("api.bound_reads_nothing_wider"))
     if caller.cluster and cluster not in (None, caller.cluster):
         raise Problem(403, say("api.bound_to_cluster", name=caller.cluster))
     named = cluster or caller.cluster

@@ -85,7 +85,7 @@ def _learnt(services: Services, cluster: str, body: LearnBody, by: str) -> Learn
     reported = {inventory.node: inventory.facts for inventory in services.queries.nodes.inventories(cluster)}
     facts = merged_facts(shown, reported.get(body.node))
     if not facts:
-        raise Conflict(say("api.reference_routes_no_report_yet", node=body.node))
+        raise Conflict(say("api.no_facts_reported", node=body.node))
     kind = (body.kind or node_kind(shown.gpu_model)).lower()
     reference = Reference(
         cluster=cluster,
@@ -125,7 +125,7 @@ def forget(request: Request, caller: Operator, cluster: Id, kind: Id, body: Reas
 
     def act(identity: str) -> Response:
         if reference is None:
-            why = say("api.reference_routes_there_no_reference_for_cluster", kind=kind, cluster=cluster)
+            why = say("api.no_reference", kind=kind, cluster=cluster)
             raise NotFound(why)
         services.controls.forget_reference(reference, by=caller.name, reason=words.reason, request=identity)
         return answer(request, reference)

@@ -106,16 +106,14 @@ def _checked(services: Services, cluster: str, body: RehearsalBody) -> str | Non
     except ValueError as error:
         raise field_error("file", said_by(error)) from None
     if before == body.text:
-        raise field_error("text", say("api.rehearsal_routes_says_this_already", file=body.file))
+        raise field_error("text", say("api.file_unchanged", file=body.file))
     recorded = services.recordings(cluster)
     if not recorded.files:
-        raise Conflict(recorded.problem or say("api.rehearsal_routes_nothing_recorded_yet_healer_recording"))
+        raise Conflict(recorded.problem or say("api.nothing_recorded"))
     problems = services.rule_files.problems(body.file, body.text)
     if problems:
         errors = [{"field": "text", "detail": problem} for problem in problems[:_PROBLEMS]]
-        raise Problem(
-            422, say("api.rehearsal_routes_rules_would_not_be_valid", problems=problems[0]), errors=errors
-        )
+        raise Problem(422, say("api.rules_invalid", problems=problems[0]), errors=errors)
     return before
 
 
@@ -186,7 +184,7 @@ def prove(request: Request, caller: Admin, id: Id, body: ProofBody) -> Response:
 def _allowed_rehearsal(request: Request, caller: Caller, id: str) -> Rehearsal:
     rehearsal = services_of(request).rehearsals.find(id)
     if rehearsal is None:
-        raise NotFound(say("api.rehearsal_routes_no_change_was_tried", id=id))
+        raise NotFound(say("api.no_rehearsal", id=id))
     confine(request, caller, cluster=rehearsal.cluster)
     return rehearsal
 

@@ -335,7 +335,7 @@ def _query(raw: bytes) -> QueryParams:
 def known_query(request: Request, allowed: AbstractSet[str]) -> None:
     """422 for a query parameter that this route does not have."""
     if request.scope["query_string"] and (unknown := sorted(set(query_of(request)) - allowed)):
-        raise field_error(unknown[0][:100], say("api.access_no_such_query_parameter"))
+        raise field_error(unknown[0][:100], say("api.unknown_query_parameter"))
 
 
 def decoded(body: bytes) -> Any:

@@ -105,17 +105,17 @@ def rule_view(rules: Ruleset, rule: Rule, record: RuleRecord, trials: Sequence[T
 def check_mode(rule: Rule, mode: Mode) -> None:
     """Problem 422: nothing has failed yet in a forecast, so a person approves its runs."""
     if rule.forecast and mode is Mode.auto:
-        raise field_error("mode", say("api.rules_forecast_mode_approve_most", name=rule.name))
+        raise field_error("mode", say("api.forecast_highest_mode", name=rule.name))
 
 
 def rule_named(rules: Ruleset, name: str) -> Rule:
     rule = next((rule for rule in rules.rules if rule.name == name), None)
     if rule is None:
-        raise NotFound(say("api.rules_there_no_rule", name=name))
+        raise NotFound(say("api.no_rule", name=name))
     return rule
 
 
 def playbook_named(rules: Ruleset, name: str) -> Playbook:
     if name not in rules.playbooks:
-        raise NotFound(say("api.rules_there_no_playbook", name=name))
+        raise NotFound(say("rulebook.there_no_playbook", name=name))
     return rules.playbooks[name]

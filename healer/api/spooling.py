@@ -317,7 +317,7 @@ class Spooling:
                     raise
                 self.database.failed(say("api.database_silent"))
                 if self._over.is_set():
-                    raise Unavailable(say("api.problems_this_process_ends")) from None
+                    raise Unavailable(say("api.shutting_down")) from None
 
 
 # --- the lanes ---------------------------------------------------------------------------------------------

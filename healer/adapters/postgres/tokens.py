@@ -276,7 +276,7 @@ class PostgresTokens:
                 raise Forbidden(say("adapters.job_token_revoked", job=job))
             if made >= max(ENROLMENTS_PER_H, JOB_ENROLMENTS_PER_NODE * nodes):
                 raise TooMany(
-                    say("adapters.enrolled_often", name=say("api.message_routes_job", job=job), n=made), 600
+                    say("adapters.enrolled_often", name=say("console.runs_job", job=job), n=made), 600
                 )
             old = (
                 sa.select(tokens.c.id)

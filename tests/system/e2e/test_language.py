@@ -78,7 +78,7 @@ def test_problem_from_the_api_is_shown_in_chinese(browser: Browser, site: Site, 
     page.goto(f"{url}/incidents/{incident_of(site, 'nvswitch-fatal')}")
     page.keyboard.press("p")
     page.fill("#act-text", "x")
-    detail = say("api.problems_body_not_json")
+    detail = say("api.body_not_json")
     site.refuse = {"title": quoted("Forbidden"), "status": 403, "detail": detail}
     page.locator("#act-go").click()
     expect(page.locator("#act-problem")).to_contain_text("无权操作。请求体不是 JSON")

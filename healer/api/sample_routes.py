@@ -112,10 +112,10 @@ class MeasuringRoutes:
         caller, has_node = await self._preamble.enter(request)
         media_type(request, _PROTOBUF, "application/x-protobuf")
         if "io.prometheus.write.v2" in request.headers.get("content-type", ""):
-            raise Problem(415, say("api.write_2"))
+            raise Problem(415, say("api.remote_write_2"))
         packing = encoding_of(request)
         if packing not in _WRITE_PACKINGS:
-            raise Problem(415, say("api.write_encoding", kinds=joined(_WRITE_PACKINGS, "comma")))
+            raise Problem(415, say("api.remote_write_encoding", kinds=joined(_WRITE_PACKINGS, "comma")))
         cluster = await self._cluster(request, caller)
         snappy, preamble = packing == "snappy", self._preamble
         raw = await (

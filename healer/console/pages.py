@@ -185,7 +185,7 @@ class Pages:
         if session.role not in MAY_LOOK:
             raise Problem(
                 403,
-                say("console.pages_role_sees_no_pages", value=session.role.value),
+                say("console.pages_role_sees_no_pages", role=session.role.value),
                 heading=say("console.pages_not_for_this_token"),
             )
         return session

@@ -133,7 +133,7 @@ def _check_name(at: Where, entry: Entry, found: Collection[str], policies: Seque
         if policy.name == entry.name:
             at.at("name").problem(say("rulebook.rule_in_policies", name=entry.name))
         elif any(fnmatchcase(entry.name, fault) for fault in policy.faults):
-            text = say("rulebook.would_taken_by_rule", name=entry.name, name2=policy.name)
+            text = say("rulebook.matched_by_rule", detection=entry.name, rule=policy.name)
             at.at("name").problem(text, say("rulebook.give_another_name"))
 
 

@@ -48,7 +48,7 @@ def read_forecasts(
     specs = {name for model in models for name in model.values}
     for at, entry in source.entries(ForecastRule, unique=True):
         if not RULE_NAME.fullmatch(entry.rule):
-            at.wrong("name", say("rulebook.small_letters_digits_dashes", name=entry.name))
+            at.wrong("name", say("rulebook.name_characters_at_most", name=entry.name))
         check_runbook(at, entry.runbook)
         _check_what(at, entry, signals, specs)
         _check_figures(at, entry)

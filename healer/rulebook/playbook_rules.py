@@ -114,7 +114,7 @@ def check_input(at: Where, step: Step, playbook: Playbook) -> None:
         elif placeholders(value):
             _check_places(given, name, value, inputs[name], playbook)
         elif type(value) is not inputs[name][0]:
-            given.problem(say("rulebook.input_2", name=name, wanted=_wanted(inputs[name][0])))
+            given.problem(say("rulebook.input_kind", name=name, wanted=_wanted(inputs[name][0])))
         else:
             _check_value(given, name, value)
     for name, (_, needed) in inputs.items():
@@ -149,7 +149,15 @@ def _check_places(at: Where, name: str, value: Any, reads: tuple[type, bool], pl
             return
         given = _TYPES.get(spec.type, str)
         if wanted is not str and (sole_placeholder(value) is None or given is not wanted):
-            at.problem(say("rulebook.input", name=name, wanted=_wanted(wanted), place=place, type=spec.type))
+            at.problem(
+                say(
+                    "rulebook.input_kind_of_place",
+                    name=name,
+                    wanted=_wanted(wanted),
+                    place=place,
+                    type=spec.type,
+                )
+            )
         elif needed and not spec.required and spec.default is None:
             at.problem(
                 say("rulebook.input_needed_may_missing", name=name, place=place), say("rulebook.give_default")
@@ -395,7 +403,7 @@ def _check_given(at: Where, name: str, value: Any, used: Playbook, playbook: Pla
     spec = used.inputs.get(name)
     if spec is None:
         at.problem(
-            say("rulebook.input_no_input", name=used.name, name2=name), did_you_mean(name, used.inputs)
+            say("rulebook.input_no_input", playbook=used.name, input=name), did_you_mean(name, used.inputs)
         )
     elif (place := sole_placeholder(value)) is not None:
         outer = playbook.inputs.get(place)
@@ -404,7 +412,8 @@ def _check_given(at: Where, name: str, value: Any, used: Playbook, playbook: Pla
             at.problem(say("rulebook.input_playbook_no_input", place=place))
         elif not same:
             at.problem(
-                say("rulebook.input_not_what_takes", place=place, name=used.name, name2=name), str(spec.type)
+                say("rulebook.input_not_accepted", place=place, playbook=used.name, input=name),
+                str(spec.type),
             )
         elif name in required_inputs(used) and not outer.required and outer.default is None:
             at.problem(
@@ -506,7 +515,7 @@ def read_commands(source: Source) -> dict[str, SiteCommand]:
     for at, command in source.entries(SiteCommand, unique=True):
         check, name = at.check, command.name
         named = _COMMAND_NAME.fullmatch(name) is not None
-        check("name", named, say("rulebook.small_letters_digits_dashes_2", name=name))
+        check("name", named, say("rulebook.name_characters", name=name))
         at.check_above_0("timeout_s", command.timeout_s, _TIMEOUT_MOST_S)
         _check_argv(at, command)
         found[command.name] = command

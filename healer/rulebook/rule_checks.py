@@ -68,7 +68,7 @@ _GUID = re.compile(r"0x[0-9a-fA-F]{16}")
 def check_name(at: Where, name: str, taken: Collection[str] = ()) -> None:
     """`at` is the entry's, as below."""
     if not RULE_NAME.fullmatch(name):
-        at.wrong("name", say("rulebook.small_letters_digits_dashes_2", name=name))
+        at.wrong("name", say("rulebook.name_characters", name=name))
     if name in taken:
         at.at("name").problem(say("rulebook.there_already", name=name), say("rulebook.give_another_name"))
 

@@ -291,9 +291,7 @@ def node_buttons(
             ),
         )
     by_name = {playbook.name: playbook for playbook in playbooks}
-    resume = (
-        (_resume(body, label=say("console.buttons_resume_2")),) if row.kind is NodeKind.out_healer else ()
-    )
+    resume = (_resume(body, label=say("console.buttons_resume")),) if row.kind is NodeKind.out_healer else ()
     takes_back = by_name.get(_TAKES_BACK.get(row.kind, ""))
     return (
         *resume,

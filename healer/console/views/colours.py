@@ -176,7 +176,7 @@ def describe(colour: Colour, row: NodeRow, measured: Measurements) -> str:
     text = BINS[colour][place].text
     if colour is Colour.throttle:
         held = [str(gpu) for gpu, digit in enumerate(code) if digit == str(place)]
-        gpus = say("console.colours_gpu_2", held=", ".join(held)) if place else ""
+        gpus = say("console.colours_gpus", held=", ".join(held)) if place else ""
         return joined([text, gpus, _silent(code)], "nothing")
     return text
 

@@ -152,7 +152,7 @@ def _adapter(seen: Controller) -> Row:
     answered = seen.answer_s is not None and say("console.health_answered", span=words.span(seen.answer_s))
     parts = [
         seen.adapter and say("console.health_by", adapter=seen.adapter),
-        seen.version and say("console.health_slurm_2", version=seen.version),
+        seen.version and say("console.health_slurm_version", version=seen.version),
         answered or "",
     ]
     text = joined(filter(None, parts), "comma") or say("console.health_asked")
@@ -204,7 +204,7 @@ def _waits(state: SelfHealth, queues: Sequence[Shown], now: datetime) -> Iterato
         if unit != "bytes":
             waiting = say("console.health_units", n=row.queue.waiting, unit=quoted(unit))
         text = say("console.health_room", waiting=waiting, share=row.share)
-        name = say("console.health_be_written", name=quoted(row.queue.name))
+        name = say("console.health_write_queue", name=quoted(row.queue.name))
         yield _row("queue", row.tone == "good", text, down=row.tone == "bad", name=name, href="/signals")
 
 
@@ -213,7 +213,7 @@ def _backlog(backlog: Backlog, now: datetime) -> Row:
         return _row("backlog", True, say("console.none"), name=backlog.name)
     waits = now - backlog.oldest
     span = words.span(waits.total_seconds())
-    text = say("console.health_oldest_for", count_=backlog.count, span=span)
+    text = say("console.health_oldest_for", waiting=backlog.count, span=span)
     return _row("backlog", waits <= BEHIND, text, name=backlog.name)
 
 
@@ -257,7 +257,7 @@ def _sinks(sinks: Iterable[Sink], now: datetime) -> Iterator[Row]:
     for sink in sinks:
         parts = [say("console.health_sent_7_days", sent=sink.sent)]
         parts += [say("console.health_last", ago=words.ago(sink.last_sent, now))] if sink.last_sent else []
-        parts += [say("console.health_be_sent", due=sink.due)] if sink.due else []
+        parts += [say("console.health_pending", due=sink.due)] if sink.due else []
         parts += [say("console.health_failed", failed=sink.failed)] if sink.failed else []
         text = joined(parts, "comma")
         if sink.error and (sink.failed or sink.due):
@@ -277,7 +277,7 @@ def _rules(state: SelfHealth, standing: Standing, rules: int, playbooks: int, no
     )
     if standing.rules_error:
         first = standing.rules_error.splitlines()[0]
-        text = say("console.health_changed_files_were_not_taken", splitlines=first, text=text)
+        text = say("console.health_files_rejected", error=first, text=text)
     yield _row("rules", not standing.rules_error, text, href="/rules")
     for model in state.stored.models:
         name = say("console.health_model", hardware=model.hardware, load=quoted(model.load))

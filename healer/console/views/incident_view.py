@@ -177,7 +177,7 @@ def _held_why(run: RunRecord, detail: IncidentRecord) -> str:
     for decision in reversed(decisions):
         for answer in decision.answers:
             if answer.guard is decision.guard:
-                return say("console.incident_guard", value=answer.guard.value, why=answer.why)
+                return say("console.incident_guard", guard=answer.guard.value, why=answer.why)
         return decision.why
     return ""
 
@@ -347,8 +347,8 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
     jobs = joined(incident.jobs_hit, "comma") or say("console.none")
     severity = say(
         "console.incident_severity_cause",
-        value=incident.severity.value,
-        value2=quoted(incident.state.value),
+        severity=incident.severity.value,
+        state=quoted(incident.state.value),
         sure=verdict.sure,
         cause=quoted(verdict.cause),
     )

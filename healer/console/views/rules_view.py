@@ -189,7 +189,7 @@ def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = ""
         what=quoted(row["action"]),
         where=say("console.runs_job", job=row["job"])
         if row["job"]
-        else say("console.rules_node", row=row["node"])
+        else say("console.rules_node", node=row["node"])
         if row["node"]
         else "",
         node=row["node"] or "",

@@ -63,7 +63,7 @@ def _name(key: str) -> Said:
     if key == UNDO:
         return say("console.runs_take_back")
     head, _, step = key.partition(":")
-    return say("console.runs_take_back_2", step=step) if head == UNDO else quoted(key)
+    return say("console.runs_take_back_step", step=step) if head == UNDO else quoted(key)
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +133,7 @@ def why(run: Run, now: datetime) -> str:
             ago=words.ago(run.approve_until, now),
         )
     if run.state is RunState.proposed:
-        return say("console.runs_only_suggestion_rule_mode", rule=run.rule, value=quoted(run.mode.value))
+        return say("console.runs_only_suggestion_rule_mode", rule=run.rule, mode=quoted(run.mode.value))
     if run.state is RunState.waiting and run.wake_at:
         return say("console.runs_looks_again", ago=words.ago(run.wake_at, now))
     return ""

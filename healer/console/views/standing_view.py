@@ -116,7 +116,7 @@ def _banners(standing: Standing, now: datetime) -> list[Banner]:
         found.append(
             Banner(
                 tone="warn",
-                title=say("console.standing_changed_rules_were_not_taken"),
+                title=say("console.standing_rules_rejected"),
                 text=quoted(standing.rules_error),
             )
         )

@@ -118,7 +118,7 @@ def _seen(detail: IncidentRecord) -> Iterator[TimelineRow]:
             detail=say(
                 "console.timeline_rule",
                 rule=finding.rule,
-                value=quoted(finding.fault_class.value),
+                fault_class=quoted(finding.fault_class.value),
                 sure=sure,
                 lines=lines,
             ),
@@ -191,7 +191,7 @@ def _done(detail: IncidentRecord) -> Iterator[TimelineRow]:
         shadow = say("console.timeline_shadow_nothing_touched") if run.run.shadow else ""
         for entry, count in _folded(run.log):
             attempt = say("console.timeline_attempt", attempt=entry.attempt) if entry.attempt > 1 else ""
-            again = say("console.timeline_looked_times", count_=count) if count > 1 else ""
+            again = say("console.timeline_looked_times", times=count) if count > 1 else ""
             step = joined((entry.step, quoted(EVENT_WORDS[entry.event])), "space")
             text = joined(filter(None, (step, attempt, shadow)), "nothing")
             yield TimelineRow(

@@ -216,7 +216,7 @@ _TAKES_DOWN = frozenset({Verb.reboot, Verb.power_cycle, Verb.down})
 
 def _undo_down(ctx: Context, node: SlurmNode) -> Result | None:
     """Returns a node that this run's own reboot left DOWN: with no more than its drain lifted it would stay
-    so, with healer's reason. None: it is not so, or Slurm or somebody else keeps it out as well."""
+    so, with healer's reason. None: it is not so, or Slurm or someone else keeps it out as well."""
     taken = any(entry.data.get("verb") in _TAKES_DOWN for entry in ctx.log)
     ours = node.base == "DOWN" and is_ours(node.reason, ctx.run.incident or ctx.run.id)
     if not (taken and ours) or _drained_before(ctx) or _taken_over(ctx) is not None:
@@ -260,7 +260,7 @@ def _undo_drain(ctx: Context) -> Result:
 
 def _given_back(ctx: Context, node: SlurmNode, text: Said, *, frees: bool = True) -> Done:
     """The drain is not healer's any more, so its note does not stay. The slot does until the node returns,
-    if somebody else keeps it out."""
+    if someone else keeps it out."""
     ctx.fence()
     clear_note(ctx.tools.scheduler, node)
     if frees:

@@ -66,7 +66,7 @@ _STARTS_WITHIN = timedelta(seconds=3)
 
 
 def is_put_back(ctx: Context, job: SlurmJob) -> bool:
-    """Slurm alone makes the job wait after its requeue; a begin time that somebody chose is kept.
+    """Slurm alone makes the job wait after its requeue; a begin time that a person chose is kept.
 
     A change of the job, such as an exclusion, clears the reason until the next scheduling pass, but not the
     begin time (seen on 22.05)."""

@@ -10,7 +10,7 @@ from healer.ports.request_errors import Unavailable
 from healer.text import say
 
 _MEMORY_KIB, _PASSES, _LANES, _BYTES = 19_456, 2, 1, 32
-#: Concurrent hashes, and waiting ones: strangers can use no more memory and threads.
+#: Concurrent hashes, and waiting ones: callers without credentials can use no more memory and threads.
 _AT_ONCE, _WAITING = 2, 8
 
 

@@ -11,7 +11,7 @@ KEY_BYTES = 32
 
 
 class TokenKeyUnreadable(Exception):
-    """The key exists and cannot be used. It is never replaced silently: every token would be worthless."""
+    """The key exists and cannot be used. It is never replaced silently: every token would be invalid."""
 
 
 def token_key(path: Path) -> bytes:

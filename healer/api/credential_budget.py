@@ -1,4 +1,4 @@
-"""How many wrong credentials an address may show before the database is asked no more of what it sends.
+"""How many wrong credentials an address may show before the database is no longer asked about what it sends.
 
 Each look-up runs within a hold: it takes one off the budget of its address before the database is asked, and
 gives it back unless the credential is wrong. So a thousand look-ups at once cost no more than the budget. A

@@ -350,7 +350,7 @@ def decoded(body: bytes) -> Any:
 PACKINGS = ("gzip", "zstd")
 _PLAIN = frozenset({"", "identity"})
 _ALIASES = {"x-gzip": "gzip"}  # RFC 9110, 8.4.1.3
-#: Input of one gzip step, bytes: what lies behind the end of a member is copied, once for each member.
+#: Input of one gzip step, bytes: what follows the end of a member is copied, once for each member.
 _PIECE = 64 * 1024
 #: Output of one gzip step at most, bytes.
 _STEP = 1024 * 1024

@@ -1,7 +1,7 @@
 """How a request reached this site: by which scheme and name, and from which address.
 
 `Forwarded` and `X-Forwarded-*` count only from proxies that the site named (HEALER_PROXIES). A `Host` that is
-not a name of this site is refused: a page of another site could else reach healer by a name of its own.
+not a name of this site is refused: otherwise a page of another site could reach healer by a name of its own.
 """
 
 import re

@@ -154,7 +154,7 @@ def carry_out(plan: Plan, to: Path) -> None:
             _write(change)
     if any(change.after is None for change in plan.changes):
         with contextlib.suppress(OSError):
-            to.rmdir()  # if nothing else lies there
+            to.rmdir()  # if nothing else is in it
 
 
 # --- one hook ---

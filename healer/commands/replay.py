@@ -1,4 +1,4 @@
-"""`healer replay`: what would have been done with recorded signals; `healer recordings`: what lies there."""
+"""`healer replay`: what would have been done with recorded signals; `healer recordings`: what is recorded."""
 
 import sys
 import time

@@ -453,7 +453,7 @@ def _waits_for_begin(job: SlurmJob, restarts: int, begin_at: datetime) -> bool:
 
 
 def is_begin_chosen(job: SlurmJob) -> bool:
-    """Whether somebody chose when the job begins: Slurm takes a requeue for a new submission, and lets the
+    """Whether a person chose when the job begins: Slurm takes a requeue for a new submission, and lets the
     job wait for minutes only."""
     begin_at, since = job.eligible_at, job.submit_at
     return begin_at is not None and since is not None and begin_at - since > PUT_BACK_WAIT

@@ -275,7 +275,7 @@ def _fits(spare: SlurmNode, lost: SlurmNode, job: SlurmJob | None) -> bool:
     if job is not None and (spare.name in job.excluded or job.reservation):
         return False
     if job is not None and lost.name in job.required:
-        return False  # no other node will do, and among the spares the lost one would admit it no more
+        return False  # no other node will do, and among the spares the lost one would no longer admit it
     if job is None or not job.partition:
         return set(lost.partitions) <= set(spare.partitions)
     # A requeued job waits in all partitions that it asked for: `a,b` (seen on 22.05).

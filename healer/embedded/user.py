@@ -93,7 +93,7 @@ class ServerUser:
         return {"user": self.uid, "group": self.gid, "extra_groups": list(self.groups)}
 
     def folder(self, path: Path) -> Path:
-        """Makes a private folder (0700) that belongs to this user, with all that lies in it: an earlier
+        """Makes a private folder (0700) that belongs to this user, with all that is in it: an earlier
         version may have run as another."""
         path.mkdir(mode=0o700, exist_ok=True)
         if self.drop and path.lstat().st_uid != self.uid:

@@ -154,7 +154,7 @@ class ControllerLog:
         self._ends(_job(match), ("TIMEOUT", "0"))
 
     def _killed(self, at_us: int, match: re.Match[str]) -> None:
-        """Slurm ends a cancelled job at once, and says no more of it."""
+        """Slurm ends a cancelled job at once, and does not mention it again."""
         self._ended(at_us, _job(match), ("CANCELLED", "0:15"))
 
     def _done(self, at_us: int, match: re.Match[str]) -> None:

@@ -1,4 +1,4 @@
-"""What sources say, in one form, as it lies in the sorted runs."""
+"""What sources say, in one form, as the sorted runs have it."""
 
 from collections.abc import Sequence
 from pathlib import Path

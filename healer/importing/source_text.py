@@ -192,7 +192,7 @@ def gzip_time(path: str) -> int | None:
 
 
 def pieces(file: Bytes, tally: Tally) -> Iterator[bytes]:
-    """What the file holds, piece by piece; the end of a broken archive costs what lies behind it."""
+    """What the file holds, piece by piece; what follows the broken part of an archive is lost."""
     while True:
         try:
             piece = file.read(BLOCK_BYTES)
@@ -232,7 +232,7 @@ def blocks(file: Bytes, tally: Tally) -> Iterator[bytes]:
 
 
 def _clean(block: bytes, tally: Tally) -> Iterator[bytes]:
-    """The block, or what of it lies between lines that are skipped."""
+    """The block, or the parts of it between lines that are skipped."""
     if b"\0" not in block and not _has_long_line(block):
         yield block
         return
@@ -248,7 +248,7 @@ def _clean(block: bytes, tally: Tally) -> Iterator[bytes]:
 
 def lines_in(block: bytes, tally: Tally) -> Iterator[bytes]:
     """Without their ends; each is counted as it is read. A carriage return within a line ends none: what a
-    program wrote behind it would else pass for a line of the file's own."""
+    program wrote behind it would otherwise pass for a line of the file itself."""
     for line in block.removesuffix(b"\n").split(b"\n"):
         tally.lines += 1
         yield line.removesuffix(b"\r")

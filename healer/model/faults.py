@@ -81,7 +81,7 @@ class Trait(StrEnum):
     of_one_gpu = "of_one_gpu"  # without a code, and yet a GPU's
     sampled = "sampled"  # found in samples by detectors of code; those of `rules/detection/` are their rules'
     watched = "watched"  # a condition of Slurm's picture or a drift, which a watch opens and ends
-    drain = "drain"  # somebody else's hold on a node
+    drain = "drain"  # someone else's hold on a node
     slurm_drain = "slurm_drain"  # Slurm's own
     alert = "alert"  # another system's
     # What it does to other faults.

@@ -86,7 +86,7 @@ class NodePicture:
     booted: set[str] = field(default_factory=set, repr=False)
     #: Checks by the node's own hooks: when last made, by its clock, and, if passed, when that arrived.
     checks: dict[str, tuple[datetime, datetime | None]] = field(default_factory=dict)
-    #: Checks that the node itself has reported: a relay's reports of these count no more.
+    #: Checks that the node itself has reported: a relay's reports of these no longer count.
     own_checks: set[str] = field(default_factory=set)
     #: The address in the first line of a GPU's loss, and when it came, because the line that reports the loss
     #: may lack it.

@@ -363,7 +363,7 @@ def _failed(step: Step, key: str, item: str | None, last: LogEntry, now: datetim
 
 LONGEST_TEXT = 256
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-#: A year: no moment of a run lies further ahead.
+#: A year: no moment of a run is further ahead.
 LONGEST_S = 365 * 86400
 _DURATION = re.compile(r"(\d{1,9})([smhd]?)")
 _PLACE = re.compile(r"\{input\.(\w+)\}")

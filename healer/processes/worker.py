@@ -52,7 +52,7 @@ def missed_runs(
     pool: Executor,
     stopwatch: Callable[[], float] = time.monotonic,
 ) -> Callable[[], None]:
-    """Drives the runs that stay due: the broker is away, or its client connects or consumes no more.
+    """Drives the runs that stay due: the broker is away, or its client no longer connects or consumes.
 
     Its claim keeps a run that another worker drives from being driven twice.
     """

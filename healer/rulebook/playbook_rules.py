@@ -70,7 +70,7 @@ _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 _CLOSED = ("service", "script", "depth", "which", "command", "argument")
 
 
-#: No moment of a run lies further ahead, or back.
+#: No moment of a run is further ahead, or back.
 _MOST = {name: LONGEST_S for name in ("lasts_s", "limit_s", "still_s", "run_on_s")} | {"days": 365}
 
 

@@ -475,7 +475,7 @@ def _prove(
         meanwhile = saved_proofs(proofs[name] for name in new)
         new = {name for name in new if proofs[name] not in meanwhile}
         outcomes = run_detection_cases(sources, rules, catalogue, models, only=new)
-        if not folder.problems:  # else a rule may lack no more than the case that is wrong
+        if not folder.problems:  # otherwise a rule may lack only the case that is wrong
             prove_rules(outcomes, [placed_rule for placed_rule in placed if placed_rule.rule.name in new])
         if not folder.problems:
             if len(_proven) >= MOST_PROVEN:

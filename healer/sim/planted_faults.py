@@ -153,7 +153,7 @@ PCI = tuple(f"0000:{bus}:00" for bus in ("18", "2a", "3a", "5d", "9a", "ab", "ba
 
 class Way(NamedTuple):
     """`stops`: a synchronous job on the node goes no further. `slower` multiplies its step. `hardware`: the
-    node is broken until somebody repairs it; otherwise the fault is over once the job has ended.
+    node is broken until a person repairs it; otherwise the fault is over once the job has ended.
 
     `lines` take `{pci}`; `later`: more of them, each some seconds after the fault. `hangs`: its ranks wait in
     the kernel and do not end, so that the others wait until NCCL's watchdog. `silent`: nothing answers on the

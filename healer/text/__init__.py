@@ -1,4 +1,4 @@
-"""Sentences by key: English at once, other languages when somebody reads them.
+"""Sentences by key: English at once, other languages when a person reads them.
 
 `say("decisions.no_pause")` is a text (`Said` is a `str`) that knows its key and arguments. Both are stored
 with it, so an incident of last month reads in either language. The catalogues are gettext files, one per

@@ -154,7 +154,7 @@ class WeComBot(_Bot):
         self._send(self._url, _wecom_body(notice))
         # Markdown cannot mention people by number, so a second, short message does.
         if notice.page and self._mobiles:
-            # `<@name>` mentions somebody, and this kind of message has no way to escape it.
+            # `<@name>` mentions a person, and this kind of message has no way to escape it.
             content = cut_bytes(notice.title.replace("<", "‹"), _WECOM_CALL_BYTES)
             text = {"content": content, "mentioned_mobile_list": list(self._mobiles)}
             self._send(self._url, {"msgtype": "text", "text": text})

@@ -30,7 +30,7 @@ def seconds(span: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
 
 
 def bucket_of(at: sa.ColumnElement[Any], buckets: Buckets) -> sa.ColumnElement[int]:
-    """The number of the bucket that a moment lies in."""
+    """The number of the bucket that a moment is in."""
     since = seconds(at - sa.literal(buckets.start, sa.DateTime(timezone=True)))
     step = sa.literal_column(str(buckets.step_s), sa.Float)
     return sa.cast(sa.func.floor(since / step), sa.Integer)

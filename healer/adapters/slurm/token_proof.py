@@ -1,4 +1,4 @@
-"""Whose token of Slurm (JWT) somebody shows. healer has no key to check it: Slurm itself is asked with it.
+"""Whose Slurm token (JWT) a caller shows. healer has no key to check it: Slurm itself is asked with it.
 
 slurmctld takes a token that comes with a name (X-SLURM-USER-NAME) only where both are the same user, or
 where the token is root's or SlurmUser's, who can make one of anybody. So what is read from the token is sent

@@ -193,7 +193,7 @@ def series(
 def chart_view(
     name: str, chart: Chart, moments: Sequence[ChartMark] = (), *, gap_s: float = GAP_S
 ) -> ChartView:
-    """The figure of one chart with the moments of its incident; `drawn` is False of one that lies outside
+    """The figure of one chart with the moments of its incident; `drawn` is False of one that is outside
     it."""
     timed = chart.x == "time"
     marks = _marks([*chart.marks, *moments]) if timed else _marks(chart.marks)

@@ -139,6 +139,8 @@ class ControllerLog:
             found = ("COMPLETED" if number == "0" else "FAILED", number)
         elif how == "WTERMSIG":
             found = ("CANCELLED" if number == "15" else "FAILED", f"0:{number}")
+        elif how == "OOM failure":
+            found = ("OUT_OF_MEMORY", "0:125")
         else:
             found = ("NODE_FAIL" if "node fail" in how else "CANCELLED", "0")
         self._ends(_job(match), found)
@@ -184,7 +186,8 @@ _SHAPES = tuple(
         (rf"(?:sched(?:/\w+)?: )?_?start_job: Started {_JOB} in (?P<partition>\S+) on {_NODES}",
          ControllerLog._started),
         (rf"_job_complete: {_JOB} (?P<how>WEXITSTATUS|WTERMSIG) (?P<number>\d+)", ControllerLog._ending),
-        (rf"_job_complete: {_JOB} (?P<how>cancelled by[\w ]+)(?P<number>)", ControllerLog._ending),
+        (rf"_job_complete: {_JOB} (?P<how>OOM failure|cancelled by[\w ]+)(?P<number>)",
+         ControllerLog._ending),
         (rf"_job_complete: {_JOB} done", ControllerLog._done),
         (rf"update_node: node {_NODES} reason set to: (?P<reason>.*)", ControllerLog._reason),
         (rf"update_node: node {_NODES} state set to (?P<state>\S+)", ControllerLog._state),

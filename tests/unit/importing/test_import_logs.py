@@ -761,6 +761,17 @@ def test_slurmd_lines_in_syslog_are_imported(tmp_path: Path) -> None:
     assert check["body"]["checks"] == [{"name": "epilog", "text": "status 1:0"}]
 
 
+def test_a_job_that_slurmctld_saw_run_out_of_memory_did_not_complete(tmp_path: Path) -> None:
+    says = (
+        "sched: Allocate JobId=6 NodeList=gpu0001 #CPUs=1 Partition=train",
+        "_job_complete: JobId=6 OOM failure",
+        "_job_complete: JobId=6 done",
+    )
+    text = "".join(f"[2026-11-25T20:56:3{n}.000] {line}\n" for n, line in enumerate(says))
+    _, entries = imported(tmp_path, written(tmp_path / "slurmctld.log", text))
+    assert [row["state"] for row in changes(entries, "jobs")] == ["RUNNING", "OUT_OF_MEMORY"]
+
+
 def test_why_slurm_drained(tmp_path: Path) -> None:
     """Of 22.05 and 24.11 alike: the reason is in the line before the drain."""
     says = (

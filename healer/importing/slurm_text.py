@@ -13,8 +13,12 @@ _STAMP = re.compile(
     r"\[(?:(?P<iso>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
     r"|(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d(?:\.\d+)?))\] ?"
 )
-#: In front of the message: the level, and the thread (LogTimeFormat=thread_id) or the step.
-_LEVEL = re.compile(r"(?:\[[^\]]{1,40}\] *)?(?:(?:error|info|debug\d?|verbose|fatal|sched(?=: error)): +)*")
+#: In front of the message: the daemon (what it wrote to stderr, in the journal behind the journal's own tag),
+#: the level, and the thread (LogTimeFormat=thread_id) or the step.
+_LEVEL = re.compile(
+    r"(?:slurm(?:ctld|(?:step)?d(?:-[^ :]{1,80})?): +)?"
+    r"(?:\[[^\]]{1,40}\] *)?(?:(?:error|info|debug\d?|verbose|fatal|sched(?=: error)): +)*"
+)
 _DAY = re.compile(rb"^\[(\d{4}-\d\d-\d\d)T", re.MULTILINE)
 
 

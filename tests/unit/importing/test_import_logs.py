@@ -761,6 +761,27 @@ def test_slurmd_lines_in_syslog_are_imported(tmp_path: Path) -> None:
     assert check["body"]["checks"] == [{"name": "epilog", "text": "status 1:0"}]
 
 
+def test_slurm_lines_that_the_journal_took_from_stderr_are_imported(tmp_path: Path) -> None:
+    """`slurmctld --systemd` and `slurmd -D` put their own name in front; the journal has put its tag already."""
+    text = (
+        "Nov 25 20:56:30 ctl slurmctld[483]: slurmctld: validate_node_specs: Node gpu0001 unexpectedly rebooted"
+        " boot_time=1795639980 last response=1795639800\n"
+        "Nov 25 20:56:31 ctl slurmctld[483]: slurmctld: sched: Allocate JobId=6 NodeList=gpu0001 #CPUs=1"
+        " Partition=train\n"
+        "Nov 25 20:56:32 ctl slurmctld[483]: slurmctld: _job_complete: JobId=6 WEXITSTATUS 1\n"
+        "Nov 25 20:56:32 ctl slurmctld[483]: slurmctld: _job_complete: JobId=6 done\n"
+        "Nov 25 20:56:33 ctl slurmctld[483]: slurmctld: error: Nodes gpu0001 not responding\n"
+        "Nov 25 20:56:34 gpu0001 slurmd[77]: slurmd: error: prolog failed: rc:256 output:GPU 3 missing\n"
+        "Nov 25 20:56:38 gpu0001 slurmd[77]: slurmd-gpu0001: error: [job 6] epilog failed status=1:0\n"
+        "Nov 25 20:56:39 gpu0001 slurmd[77]: [2026-11-25T20:56:39.001] error: [job 7] epilog failed status=2:0\n"
+    )
+    _, entries = imported(tmp_path, written(tmp_path / "m", text))
+    assert [row["state"] for row in changes(entries, "jobs")] == ["RUNNING", "FAILED"]
+    assert changes(entries, "nodes")
+    checks = [entry["body"]["checks"][0] for entry in entries if entry["route"].startswith("signals/hooks")]
+    assert [check["text"] for check in checks] == ["rc 256: GPU 3 missing", "status 1:0", "status 2:0"]
+
+
 def test_a_job_that_slurmctld_saw_run_out_of_memory_did_not_complete(tmp_path: Path) -> None:
     says = (
         "sched: Allocate JobId=6 NodeList=gpu0001 #CPUs=1 Partition=train",

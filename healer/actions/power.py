@@ -37,6 +37,8 @@ from healer.text import Said, quoted, said_by, say
 LOOK_AGAIN_S = 5.0
 #: A node that is still off this long after `On` gets another `On`.
 ON_AGAIN = timedelta(minutes=1)
+#: A node that has booted and cannot be used yet.
+_NOT_THERE = frozenset({"NOT_RESPONDING", "INVALID_REG"})
 
 
 # --- power_cycle ---
@@ -91,7 +93,7 @@ def _probe_power(ctx: Context) -> Result | None:
     if not _booted_power(ctx, node):
         return None
     state = "+".join(node.state)
-    if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
+    if not _NOT_THERE.isdisjoint(node.state):
         return _wait(ctx, say("actions.power_booted", node=node.name, state=state))
     if not node.drain:
         return None  # drain it again: DOWN alone may end by itself
@@ -282,6 +284,8 @@ def _needs_drain(ctx: Context, node: SlurmNode) -> bool:
 def _probe_reboot(ctx: Context) -> Result | None:
     node = read_free_node(ctx)
     booted, state = _booted_reboot(ctx, node), "+".join(node.state)
+    if booted and not _NOT_THERE.isdisjoint(node.state):  # Slurm still shows a reboot of one with fewer GPUs
+        return Again(say("actions.power_booted", node=node.name, state=state), LOOK_AGAIN_S)
     if _UNDER_WAY.intersection(node.state):
         return Again(say("actions.reboot_runs", node=node.name, state=state), LOOK_AGAIN_S)
     if node.base == "UNKNOWN":
@@ -295,8 +299,6 @@ def _probe_reboot(ctx: Context) -> Result | None:
             return Failed(say("actions.reboot_lost", node=node.name, state=state))
         late = Again(say("actions.reboot_late", node=node.name, state=state), LOOK_AGAIN_S)
         return late if node.drain else None
-    if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
-        return Again(say("actions.power_booted", node=node.name, state=state), LOOK_AGAIN_S)
     if not node.drain:
         return None  # DOWN alone may end by itself: drain it again, without asking the guards
     return Done(say("actions.power_booted", node=node.name, state=state), {"state": list(node.state)})

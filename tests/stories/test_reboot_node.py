@@ -153,6 +153,21 @@ def test_slurmctld_restarted_during_the_boot_shows_no_boot_time_until_the_node_r
     assert site.scheduler.writes.count("reboot") == 1 and site.node(1).in_service
 
 
+def test_a_node_that_boots_with_fewer_gpus_has_booted() -> None:
+    """Slurm 22.05 shows REBOOT_ISSUED until it registers as configured: for minutes the run said that it was
+    rebooting."""
+    site, run = asked()
+    site.run_for(10)
+    state = ("DOWN", "DRAIN", "INVALID_REG", "REBOOT_ISSUED")
+    lacking = msgspec.structs.replace(site.node(1), state=state, boot_at=site.now)
+    site.scheduler.node = lambda _: lacking
+    site.run_for(20)
+    assert site.last(run).text == f"gpu0001 booted and is {'+'.join(state)}"
+    del site.scheduler.node
+    finish(site)
+    assert site.run_named(run).state is RunState.done
+
+
 def test_a_person_who_drains_the_node_while_it_reboots_has_resumed_nothing() -> None:
     """The boot takes their drain away too: the node is DOWN, with their reason."""
     site, _ = asked()

@@ -61,6 +61,9 @@ from healer.ports.transactions import WalkTx
 from healer.telling.news import breaker_page
 from healer.text import Said, say
 
+#: A run waits so for long while its node is out of service.
+_WAITS_OUT = frozenset({RunState.waiting, RunState.stuck})
+
 
 class Walk:
     """A walk's transaction, its incidents, and the runs that it started."""
@@ -136,6 +139,7 @@ REPORTED_AGAIN = FaultClass.informational
 
 def settle_vetoes_and_breaker(walk: Walk) -> None:
     _apply_vetoes(walk)
+    _end_lost_drains(walk)
     _update_breaker(walk)
 
 
@@ -187,6 +191,24 @@ def _veto(walk: Walk, slot: Slot, veto: Veto) -> None:
     for incident in open_incidents_on(walk.work, veto.node):
         end_restarts(walk, incident, why)
         walk.work.put(msgspec.structs.replace(incident, **over, run=None))
+
+
+def _end_lost_drains(walk: Walk) -> None:
+    """Ends runs whose drained node was removed from Slurm and came back: Slurm drops the drain with the node,
+    and the worker freed its slot. The incident is decided as if it never had the run."""
+    for incident in walk.open_incidents():
+        run, shown = walk.runs.get(incident.run or ""), walk.gate.snapshot
+        node = shown.nodes.get(run.node or "") if run is not None and shown is not None else None
+        if run is None or node is None or incident.drained_at is None or run.shadow:
+            continue
+        if run.state not in _WAITS_OUT or not node.in_service or node.name in walk.gate.held:
+            continue
+        if walk.tx.is_returning(run.id) or walk.tx.slot_of(node.name) is not None:
+            continue
+        why = say("engine.drain_lost", node=node.name)
+        walk.cancel(run.id, why, incident.id)
+        walk.facts = without_run(walk.gate, run)
+        walk.work.put(msgspec.structs.replace(incident, run=None, state=IncidentState.open, drained_at=None))
 
 
 def without_run(facts: GateFacts, run: Run) -> GateFacts:

@@ -39,6 +39,7 @@ from tests.support.loop import (
     DEGRADED,
     FATAL,
     LOST,
+    REMAP,
     START,
     Site,
     beat,
@@ -665,6 +666,51 @@ def test_a_return_that_is_written_while_the_walk_reads_is_no_persons(monkeypatch
     site.walk(*site.say(1, FATAL))
     answers = site.ledger.tables.decisions[-1].answers
     assert [one.why for one in answers if "already" in one.why] == []
+
+
+class Removal:
+    """Node 1 is taken out of slurm.conf, then put back; Slurm drops its drain."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.look, self.gone = site, site.look, False
+        site.look = self.without  # type: ignore[method-assign]
+
+    def without(self) -> None:
+        self.look()
+        shown = self.site.ledger.snapshot
+        assert shown is not None
+        if self.gone:
+            nodes = {node: known for node, known in shown.nodes.items() if node != name(1)}
+            self.site.ledger.snapshot = msgspec.structs.replace(shown, nodes=nodes)
+            self.site.picture.show(self.site.ledger.snapshot)
+
+    def take_out(self) -> None:
+        self.gone = True
+        self.site.run_for(10)
+
+    def put_back(self) -> None:
+        self.site.slurm.resume(name(1))
+        self.gone = False
+        self.site.run_for(10)
+
+
+def test_a_faulty_node_that_was_removed_from_slurm_and_put_back_is_drained_again() -> None:
+    """Seen with slurm.conf and with dynamic nodes: the run waited for a repair while jobs started there."""
+    site = Site(10)
+    site.run_for(400, *site.say(1, REMAP), step_s=2)
+    (run,) = site.runs
+    assert run.state is RunState.waiting
+    removal = Removal(site)
+    removal.take_out()
+    assert site.ledger.tables.slots == {}
+    removal.put_back()
+    assert (site.node(1).drain, site.ledger.tables.vetoes) == (True, [])
+    site.run_for(400, step_s=2)
+    assert [run.state for run in site.runs] == [RunState.cancelled, RunState.waiting]
+    assert site.incident.state is IncidentState.mitigating and list(site.ledger.tables.slots) == [name(1)]
+    site.slurm.resume(name(1))
+    site.run_for(10)
+    assert [veto.node for veto in site.ledger.tables.vetoes] == [name(1)], "a person's word counts as before"
 
 
 def test_a_persons_drain_in_place_of_ours_is_no_veto() -> None:

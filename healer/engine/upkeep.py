@@ -63,6 +63,8 @@ from healer.text import Said, say
 
 #: A run waits so for long while its node is out of service.
 _WAITS_OUT = frozenset({RunState.waiting, RunState.stuck})
+#: Of nodes that are not in slurm.conf.
+_REGISTERS_ITSELF = frozenset({"DYNAMIC_NORM", "DYNAMIC_FUTURE"})
 
 
 class Walk:
@@ -195,7 +197,10 @@ def _veto(walk: Walk, slot: Slot, veto: Veto) -> None:
 
 def _end_lost_drains(walk: Walk) -> None:
     """Ends runs whose drained node was removed from Slurm and came back: Slurm drops the drain with the node,
-    and the worker freed its slot. The incident is decided as if it never had the run."""
+    and the worker freed its slot.
+
+    A dynamic node registers again by itself: its incident is decided as if it never had the run. Any other
+    node was put back by a person, as after a repair: a fault has to be seen there again."""
     for incident in walk.open_incidents():
         run, shown = walk.runs.get(incident.run or ""), walk.gate.snapshot
         node = shown.nodes.get(run.node or "") if run is not None and shown is not None else None
@@ -208,7 +213,11 @@ def _end_lost_drains(walk: Walk) -> None:
         why = say("engine.drain_lost", node=node.name)
         walk.cancel(run.id, why, incident.id)
         walk.facts = without_run(walk.gate, run)
-        walk.work.put(msgspec.structs.replace(incident, run=None, state=IncidentState.open, drained_at=None))
+        change: dict[str, object] = {"run": None, "state": IncidentState.open, "drained_at": None}
+        if _REGISTERS_ITSELF.isdisjoint(node.state):
+            walk.picture.clear(node.name, walk.now)
+            change = {"run": None, "state": IncidentState.resolved, "closed": walk.now, "closed_why": why}
+        walk.work.put(msgspec.structs.replace(incident, **change, updated=walk.now))
 
 
 def without_run(facts: GateFacts, run: Run) -> GateFacts:

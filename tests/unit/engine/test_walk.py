@@ -669,20 +669,22 @@ def test_a_return_that_is_written_while_the_walk_reads_is_no_persons(monkeypatch
 
 
 class Removal:
-    """Node 1 is taken out of slurm.conf, then put back; Slurm drops its drain."""
+    """Node 1 is removed from Slurm, then put back; Slurm drops its drain. `flags`: of its state then."""
 
-    def __init__(self, site: Site) -> None:
-        self.site, self.look, self.gone = site, site.look, False
+    def __init__(self, site: Site, *flags: str) -> None:
+        self.site, self.look, self.gone, self.flags = site, site.look, False, flags
         site.look = self.without  # type: ignore[method-assign]
 
     def without(self) -> None:
         self.look()
         shown = self.site.ledger.snapshot
         assert shown is not None
-        if self.gone:
-            nodes = {node: known for node, known in shown.nodes.items() if node != name(1)}
-            self.site.ledger.snapshot = msgspec.structs.replace(shown, nodes=nodes)
-            self.site.picture.show(self.site.ledger.snapshot)
+        nodes = {node: known for node, known in shown.nodes.items() if node != name(1)}
+        if not self.gone:
+            first = shown.nodes[name(1)]
+            nodes |= {name(1): msgspec.structs.replace(first, state=(*first.state, *self.flags))}
+        self.site.ledger.snapshot = msgspec.structs.replace(shown, nodes=nodes)
+        self.site.picture.show(self.site.ledger.snapshot)
 
     def take_out(self) -> None:
         self.gone = True
@@ -694,16 +696,21 @@ class Removal:
         self.site.run_for(10)
 
 
-def test_a_faulty_node_that_was_removed_from_slurm_and_put_back_is_drained_again() -> None:
-    """Seen with slurm.conf and with dynamic nodes: the run waited for a repair while jobs started there."""
+def removed_and_put_back(*flags: str) -> Site:
     site = Site(10)
+    removal = Removal(site, *flags)
     site.run_for(400, *site.say(1, REMAP), step_s=2)
     (run,) = site.runs
     assert run.state is RunState.waiting
-    removal = Removal(site)
     removal.take_out()
     assert site.ledger.tables.slots == {}
     removal.put_back()
+    return site
+
+
+def test_a_faulty_dynamic_node_that_was_removed_and_registers_again_is_drained_again() -> None:
+    """Seen on 22.05: the run waited for a repair while jobs started there."""
+    site = removed_and_put_back("DYNAMIC_NORM")
     assert (site.node(1).drain, site.ledger.tables.vetoes) == (True, [])
     site.run_for(400, step_s=2)
     assert [run.state for run in site.runs] == [RunState.cancelled, RunState.waiting]
@@ -711,6 +718,15 @@ def test_a_faulty_node_that_was_removed_from_slurm_and_put_back_is_drained_again
     site.slurm.resume(name(1))
     site.run_for(10)
     assert [veto.node for veto in site.ledger.tables.vetoes] == [name(1)], "a person's word counts as before"
+
+
+def test_a_node_that_a_person_put_back_into_slurm_conf_is_judged_by_what_it_reports_from_then_on() -> None:
+    site = removed_and_put_back()
+    site.run_for(400, step_s=2)
+    assert [run.state for run in site.runs] == [RunState.cancelled]
+    assert (site.node(1).in_service, site.open_incidents) == (True, [])
+    site.run_for(400, *site.say(1, REMAP), step_s=2)
+    assert [run.state for run in site.runs] == [RunState.cancelled, RunState.waiting] and site.node(1).drain
 
 
 def test_a_persons_drain_in_place_of_ours_is_no_veto() -> None:

@@ -106,7 +106,7 @@ def _waits(ctx: Context, text: Said, data: dict[str, str]) -> Again:
 
 def _grant_again(ctx: Context, job: SlurmJob, signalled: LogEntry) -> Again:
     """The clock was set back since the signal: the end of the job's time is too far ahead by as much, and
-    what is left of it is unknown. It gets that time once more, and no second signal."""
+    what is left of it is unknown. It gets that time again, and no second signal."""
     until = ctx.tools.now() + (_until(signalled.data) - signalled.at)
     given = {"signal": signalled.data["signal"], "until": until.isoformat()}
     text = say("actions.requeue_clock_back", job=job.title, signal=given["signal"], until=f"{until:%H:%M:%S}")

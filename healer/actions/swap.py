@@ -183,7 +183,7 @@ def _probe(ctx: Context) -> Result | None:
 
 
 def _do(ctx: Context) -> Result | None:
-    """Checks once more, because an approval or a pause may have delayed the step for hours."""
+    """Checks again, because an approval or a pause may have delayed the step for hours."""
     job = read_job(ctx)
     if why := why_not_without(job, ctx.node):
         return Failed(why, final=True)

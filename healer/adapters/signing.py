@@ -101,7 +101,7 @@ class CheckpointFile:
 
 
 class PositionFile:
-    """`healer.ports.audit_store.Position`. Lost or unreadable it is 0, and everything is sent once more."""
+    """`healer.ports.audit_store.Position`. Lost or unreadable it is 0, and everything is sent again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

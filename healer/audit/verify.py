@@ -26,7 +26,7 @@ CLOCKS = timedelta(seconds=5)
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """The chain goes on from a backup: what was sealed after `head`, between the backup and its restore, is
+    """The chain continues from a backup: what was sealed after `head`, between the backup and its restore, is
     lost. `lost`: the last number that a checkpoint kept elsewhere proves, 0 if none does. `seq`: of the
     record of the restore, by `by`; 0 where it is in another chain only."""
 
@@ -180,7 +180,7 @@ class _Walk:
                 self._compare(at)
 
     def _examine(self, at: ChainLink) -> None:
-        """Finds out why a link does not follow the one before it, and goes on after it."""
+        """Finds out why a link does not follow the one before it, and continues after it."""
         if at.seq <= self.seq:
             self._out_of_place(at)
             self._check_alone(at, None)
@@ -229,7 +229,7 @@ class _Walk:
                 self.replaced.append(checkpoint)
 
     def _judge_checkpoints(self) -> None:
-        """Says which checkpoints do not fit, but for those of what a restore has lost."""
+        """Says which checkpoints do not fit, except those of what a restore has lost."""
         beyond = [item for seq, group in self.wanted.items() if seq > self.seq for item in group]
         for checkpoint in (*self.replaced, *beyond):
             self._note_lost(checkpoint)

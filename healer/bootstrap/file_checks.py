@@ -1,4 +1,4 @@
-"""Checks of `healer doctor`: files and folders that healer made. What is wrong with them it may mend."""
+"""Checks of `healer doctor`: files and folders that healer made. What is wrong with them it may repair."""
 
 import os
 import stat

@@ -45,7 +45,7 @@ class ModelKeeper:
         return Forest(lambda: tuple(self._models.values()), self._rows.append)
 
     def run(self, stopped: threading.Event) -> None:
-        """Runs until stopped. Errors are logged and retried: detection goes on without models."""
+        """Runs until stopped. Errors are logged and retried: detection continues without models."""
         while True:
             try:
                 self.store()

@@ -10,7 +10,7 @@ REMOVED = "(removed)"
 #: Shorter values would take ordinary words with them; no secret of healer's own is that short.
 _SHORTEST = 6
 
-#: Names of secrets, but for names of files that hold one: by a part that is long enough to mean nothing else,
+#: Names of secrets, except names of files that hold one: by a part that is long enough to mean nothing else,
 #: by how they end, and by a short word of its own (`db.pin`, `rootPin`).
 _LONG = (
     r"passw(?:or)?[dt]|kennwort|mot[ _]de[ _]passe|contrase|密码|口令|密钥|令牌|pwd|passphrase|passcode"
@@ -71,7 +71,7 @@ _LOOKS: tuple[tuple[str, str], ...] = (
         rf"\1\2\1  {REMOVED}\n",
     ),
     (rf"(?m)^([ \t]*)((?:- )?{_NAME}[ \t]*:[ \t]*\n)(?:\1[ \t]*- .*(?:\n|\Z))+", rf"\1\2\1  - {REMOVED}\n"),
-    # In quotes, also where the whole text is quoted once more; then a line of YAML; then a word.
+    # In quotes, also where the whole text is quoted again; then a line of YAML; then a word.
     (rf"({_SECRET_PART}\\*[\"']?{_IS}(?P<q>\\*[\"']))(?:(?!(?P=q)).)*(?P=q)", rf"\1{REMOVED}\g<q>"),
     (rf"({_SECRET_PART}\\*[\"']?{_IS}\[)[^\]\r\n]*", rf"\1{REMOVED}"),
     (rf"(?m)^([\s-]*{_NAME}\s*:[ \t]+)(?![\"'|>&*{{\[(])\S.*$", rf"\1{REMOVED}"),
@@ -97,7 +97,7 @@ _OPTION = re.compile(
     r"(?<=[\s\"'])-(?P<letter>[A-Za-z])(?P<apart>[ =]|[\"'],\s*(?=[\"'])|)[\"']?(?P<value>[^\s\"']+)"
 )
 #: The program before it, and its letters that are secrets. Any other program's `-p VALUE` may be a password,
-#: but for Slurm's, where it is a partition, and for a port or a path.
+#: except Slurm's, where it is a partition, and a port or a path.
 _PROGRAMS = tuple(
     (re.compile(rf"(?<![\w-])(?:{programs})\b[^|;&]*\Z"), letters)
     for programs, letters in (

@@ -52,7 +52,7 @@ COMMANDS = (
 )
 
 
-#: A package of this name that is missing is a fault of ours, and no installation mends it.
+#: A package of this name that is missing is a fault of ours, and no installation repairs it.
 _OURS = frozenset({"healer", "workers"})
 #: A disk, a quota or the largest file allowed is full.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -169,7 +169,7 @@ def _is_of_database(error: Exception) -> "TypeGuard[DBAPIError]":
 
 
 def _forget_output() -> None:
-    """What is still to be printed goes nowhere: Python would fail over it once more at the very end."""
+    """What is still to be printed goes nowhere: Python would fail over it again at the very end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

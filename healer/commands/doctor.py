@@ -46,6 +46,6 @@ def doctor(
 
 
 def document(check: "Check") -> dict[str, object]:
-    """The check as JSON has it. `state`: ok, note or fail; `fixable`: --fix would mend it."""
+    """The check as JSON has it. `state`: ok, note or fail; `fixable`: --fix would repair it."""
     fields = {"name": str(check.name), "ok": check.ok, "state": check.state, "text": str(check.text)}
     return fields | {"repair": str(check.repair), "fixable": check.fix is not None}

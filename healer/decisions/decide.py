@@ -286,7 +286,7 @@ def out_by_us(node: str, facts: GateFacts) -> Said | None:
 
 def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
     """A milder incident gave way: its drain or test reservation is in place, and the slot belongs to this
-    incident. A person's run gives way to no incident. A reopened incident continues from its own drain."""
+    incident. A person's run yields to no incident. A reopened incident continues from its own drain."""
     shown = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
     if shown is None or shown.name in facts.kept:
         return False

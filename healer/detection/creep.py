@@ -23,7 +23,7 @@ from healer.observations.steps import JobSteps, LifeKey, active_job
 from healer.text import say
 
 JOB_CREEP = "job-creep"
-#: Length of the first stretches; it doubles as the life goes on. A stretch with fewer steps has no median.
+#: Length of the first stretches; it doubles as the life continues. A stretch with fewer steps has no median.
 STRETCH_S, STEPS_LEAST = 600.0, 5
 STRETCHES = 56
 LEAST_STRETCHES = 12

@@ -643,7 +643,7 @@ class Tree:
             os.read(self._wake, 4096)
 
     def _check_ready(self) -> None:
-        # What answers is read by a process of its own, which is not made in vain while the API starts.
+        # What answers is read by a process of its own, which is not made for nothing while the API starts.
         if why := _refuses(self.url):
             answer = f"away {why}"
         else:

@@ -62,7 +62,7 @@ _SHAPES = (
         ),
     ),
 )
-#: zip, 7z, rar, and what is packed once more.
+#: zip, 7z, rar, and what is packed again.
 _FILES = re.compile(
     rb"PK\x03\x04|PK\x05\x06|7z\xbc\xaf|Rar!|\x1f\x8b|BZh[1-9]1AY&SY|\xfd7zXZ\0|\x28\xb5\x2f\xfd", re.DOTALL
 )

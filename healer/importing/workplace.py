@@ -1,4 +1,4 @@
-"""What an import has done so far, in a folder next to its output, so that an interrupted one goes on.
+"""What an import has done so far, in a folder next to its output, so that an interrupted one continues.
 
 A source that is read leaves what it brought; one that is being read leaves its reader from time to time. Both
 are pickles, so the folder is this user's alone, and one of another user is refused.

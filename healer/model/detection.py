@@ -303,7 +303,7 @@ class ForecastScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """A collected file as it is on its node. `sha256` is hex; `parts` says in words what is in it."""
+    """A collected file as it lies on its node. `sha256` is hex; `parts` says in words what is in it."""
 
     size_bytes: int
     sha256: str

@@ -92,7 +92,7 @@ class Trait(StrEnum):
     breaks_links = "breaks_links"  # NVLinks elsewhere lose packets when it is fatal
     loses_packets = "loses_packets"  # such a loss
     link_down = "link_down"  # its line says that a link of the node is gone, or may be
-    may_stop_work = "may_stop_work"  # a program on the node may stop for it, or go on for hours
+    may_stop_work = "may_stop_work"  # a program on the node may stop for it, or continue for hours
     memory_error = (
         "memory_error"  # its line says that an error was uncorrectable, and whether it was contained
     )

@@ -179,7 +179,7 @@ def _any(globs: tuple[str, ...], name: str) -> bool:
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` is stable per (incident, occasion); sinks use it to recognise a repeat. `page`: wake someone.
+    """`id` is stable per (incident, occasion); sinks use it to recognise a repeat. `page`: wake somebody.
     `about` is for routes and channels; the signed webhook leaves it out."""
 
     id: str

@@ -287,7 +287,7 @@ class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What Slurm has to show, and for how long, before a watch opens an incident (`rules/watches.yaml`).
 
     `not_responding_s`: a node that missed a ping is shown so for a moment after each resume. `not_waiting`
-    are reasons (globs) of pending jobs that are a user's own wish or limit. `threads` and `agent_queue` are
+    are reasons (globs) of pending jobs that are somebody's own wish or limit. `threads` and `agent_queue` are
     sdiag's (slurmctld works on 256 requests at most). `clear_s`: gone for so long, it is over.
     """
 

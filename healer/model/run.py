@@ -210,7 +210,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 class Outcomes(msgspec.Struct, frozen=True, kw_only=True):
     """How the real incidents of the same ids turned out. `missed_true`: true faults that the rule as edited
-    no longer opens. `counted`: it was made proof, by whom and when."""
+    opens no more. `counted`: it was made proof, by whom and when."""
 
     rule: str
     digest: str

@@ -570,7 +570,7 @@ def _begin(burst: FaultBurst) -> tuple[datetime, datetime]:
 
 
 def _continues(burst: FaultBurst, at: datetime, new: Noted) -> bool:
-    """Whether the burst goes on; another boot is another event, however near."""
+    """Whether the burst continues; another boot is another event, however near."""
     boots = {burst.boot_id, new.boot_id} - {None}
     return len(boots) < 2 and burst.began_at - new.gap <= at <= burst.last_at + new.gap
 

@@ -639,7 +639,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
     """Equal parts of a period, for charts: `count` of `step_s` each, from `start` on. `since` and `until`: of
-    the period, if it begins or ends within a part; what is beyond it is not counted."""
+    the period, if it begins or ends within a part; what lies beyond it is not counted."""
 
     start: datetime
     step_s: int

@@ -25,7 +25,7 @@ class GlassState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether a sealed secret is ready."""
+        """Whether a seal lies ready."""
         return self.sealed_at is not None and self.used_at is None and self.ended_at is None
 
     def is_open(self, now: datetime) -> bool:

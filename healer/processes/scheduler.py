@@ -53,7 +53,7 @@ ENROLMENTS_MIN, ENROLMENTS_FOR = 5, timedelta(hours=12)
 class Duty:
     """`work` is called again and again; it returns how long to rest, None for `every_s`.
 
-    Where there is `woken` the rest goes on until that is set, and at most for `UNWOKEN_S`."""
+    Where there is `woken` the rest continues until that is set, and at most for `UNWOKEN_S`."""
 
     name: str
     every_s: float
@@ -277,7 +277,7 @@ def woken_by(waiting: Callable[[], Set[str]], duties: Sequence[Duty]) -> list[Du
 
 
 def run_duties(duties: list[Duty], stopped: threading.Event) -> None:
-    """Runs all duties until `stopped`. A duty that fails is logged and tried again; the others go on."""
+    """Runs all duties until `stopped`. A duty that fails is logged and tried again; the others continue."""
     threads = [
         threading.Thread(target=_repeat, args=(duty, stopped), name=duty.name, daemon=True) for duty in duties
     ]

@@ -90,7 +90,7 @@ def patient(deliver: Callable[[], None], name: str) -> Callable[[], float | None
 def leftover_jobs(
     scheduler: Scheduler, ledger: Ledger, snapshots: Snapshots, users: Callable[[], Sequence[str]]
 ) -> Callable[[], float | None]:
-    """Cancels healer's own test jobs whose run has ended. A job whose run is not in the book is somebody
+    """Cancels healer's own test jobs whose run has ended. A job whose run is not in the book is someone
     else's, whatever it is called; and Slurm itself is asked before, as the picture is another process's."""
 
     def work() -> None:

@@ -1,6 +1,6 @@
 """Loads and checks `rules/sharing.yaml` (what nodes share, and which faults of several mean it),
 `rules/escalations.yaml`, `rules/ladders.yaml` and `rules/context.yaml` (what is no fault while something else
-goes on). Format: docs/rules.md."""
+continues). Format: docs/rules.md."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta

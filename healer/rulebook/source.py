@@ -304,7 +304,7 @@ class Where:
         self.source.problem(self.path, text, hint)
 
     def wrong(self, field: str, text: str, hint: str = "") -> None:
-        """A problem of this field; `text` goes on after its name."""
+        """A problem of this field; `text` continues after its name."""
         self.at(field).problem(say("rulebook.field", field=field, text=text), hint)
 
     def check_above_0(self, field: str, value: float, most: int) -> None:

@@ -214,7 +214,7 @@ WAYS: dict[str, Way] = {
     "machine-check": Way(
         lines=("mce: [Hardware Error]: CPU 12: Machine Check Exception: 5 Bank 4: b200000000070005",)
     ),
-    # The program that touched the page is killed; its node goes on.
+    # The program that touched the page is killed; its node continues.
     "host-memory": Way(
         lines=(
             "mce: [Hardware Error]: Machine check events logged",

@@ -20,7 +20,7 @@ from healer.text import quoted, say
 class SlurmTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Slurm's own waits, in seconds. `cred_expire_s`: a requeued job starts one second after it at the
     earliest; `slurmd_timeout_s`: a node that does not respond is DOWN after it (d.7 of the facts).
-    `in_order`: a job that waits for nodes keeps those behind it waiting, but for jobs in a reservation.
+    `in_order`: a job that waits for nodes keeps those behind it waiting, except jobs in a reservation.
     `resume_timeout_s`: ResumeTimeout, after which Slurm no longer waits for a reboot; `returns`: a node that
     is DOWN is in service once it registers (ReturnToService=2)."""
 

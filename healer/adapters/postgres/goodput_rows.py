@@ -146,7 +146,7 @@ class PostgresGoodput(ClusterStore):
             )
 
     def put_hours(self, lives: Sequence[LifeSeen], hours: Sequence[HourSpent], now: datetime) -> None:
-        """Replaces the job's hours, but for those whose steps and checkpoints were deleted since, and those
+        """Replaces the job's hours, except those whose steps and checkpoints were deleted since, and those
         of an earlier job of that number: these stay as they were counted. `lives`: all of the job. A life
         that ended meanwhile is counted again."""
         job = lives[-1].job

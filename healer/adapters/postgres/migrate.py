@@ -105,7 +105,7 @@ def upgrade(
 ) -> tuple[str | None, str]:
     """Upgrades to head and grants the parts' roles their rights, under a lock. Returns (revision before,
     revision after). An empty database gets all in one transaction. Where there are writers each migration has
-    one of its own, so that they wait for a single one at most; what was cut off goes on from there.
+    one of its own, so that they wait for a single one at most; what was cut off continues from there.
 
     `refused` gets the statements that make roles where this login may not: an administrator executes them,
     and until the next upgrade nothing is granted.

@@ -256,7 +256,7 @@ def _reuse_unchanged(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmS
 
 # --- fault bursts: written by the walk, read when a detector starts
 
-#: Inserts bursts, or updates those that go on.
+#: Inserts bursts, or updates those that continue.
 SAVE_BURSTS = sa.text("""
 INSERT INTO fault_bursts (cluster, node, part, fault, began_at, last_at, doc)
 SELECT doc->>'cluster', doc->>'node', doc->>'part', doc->>'fault',

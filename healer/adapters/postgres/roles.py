@@ -55,7 +55,7 @@ _WRITES: dict[str, dict[str, str]] = {
     "goodput": {"scheduler": "id"},
     "node_references": {"api": "iud"},
     "inventories": {"detector": "iu"},
-    # --- incidents: append-only but for the incident itself
+    # --- incidents: append-only except the incident itself
     "incidents": {"detector": "iu"},
     "findings": {"detector": "i"},
     "verdicts": {"detector": "i"},
@@ -65,7 +65,7 @@ _WRITES: dict[str, dict[str, str]] = {
     "trends": {"detector": "iu"},
     "lemon_scores": {"detector": "id"},
     "node_standings": {"detector": "id"},
-    # --- decisions and runs: append-only but for the run itself
+    # --- decisions and runs: append-only except the run itself
     "decisions": dict.fromkeys(("api", "detector", "worker"), "i"),
     "runs": {"api": "iu", "detector": "iu", "worker": "u"},
     "run_log": dict.fromkeys(("api", "worker"), "i"),

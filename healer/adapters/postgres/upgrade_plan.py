@@ -37,7 +37,7 @@ class Touched(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """One migration. `keeps_older`: parts of the version before go on with the tables that it leaves."""
+    """One migration. `keeps_older`: parts of the version before continue with the tables that it leaves."""
 
     revision: str
     title: str

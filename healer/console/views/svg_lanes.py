@@ -194,7 +194,7 @@ def placed_spans(chart: LaneChart, lane: Lane) -> list[Bar]:
 
 
 def placed_ticks(chart: LaneChart) -> list[tuple[float, str]]:
-    """Labels with room between them: an earlier one in `ticks` keeps its place, a later one gives way."""
+    """Labels with room between them: an earlier one in `ticks` keeps its place, a later one yields."""
     kept: list[tuple[float, str]] = []
     for at, label in chart.ticks:
         x = chart.place(at)

@@ -9,9 +9,10 @@ Formats (docs/audit.md shows them with an example):
 - checkpoint: Ed25519 over `healer audit checkpoint`, a newline, and canonical JSON of `at cluster hash seq`.
 """
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
@@ -24,6 +25,9 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 _CHECKPOINT_PREFIX = b"healer audit checkpoint\n"
 
 
+C = TypeVar("C", AuditRecord, Checkpoint)
+
+
 class Signer(Protocol):
     """Holds the private key. `key` is the public one, 64 hex digits."""
 
@@ -32,6 +36,14 @@ class Signer(Protocol):
     def sign(self, data: bytes) -> bytes:
         """Ed25519, 64 bytes."""
         ...
+
+
+def by_cluster(items: Iterable[C]) -> dict[str, list[C]]:
+    """Records or checkpoints by their cluster, in their order."""
+    found: dict[str, list[C]] = {}
+    for item in items:
+        found.setdefault(item.cluster, []).append(item)
+    return found
 
 
 def canonical(value: Any) -> bytes:

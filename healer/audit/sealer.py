@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from healer.audit.chain import Signer, extend, genesis, sign_checkpoint
+from healer.audit.chain import Signer, by_cluster, extend, genesis, sign_checkpoint
 from healer.audit.export import ExportError, checkpoint_line, read_checkpoints
-from healer.model import AuditRecord, Checkpoint
+from healer.model import Checkpoint
 from healer.model.run import ChainLink
 from healer.ports.audit_store import ChainHead, ChainStore, CheckpointFile
 
@@ -90,18 +90,15 @@ class Sealer:
         records = self._store.unsealed(BATCH)
         if not records:
             return 0
-        by_cluster: dict[str, list[AuditRecord]] = {}
-        for record in records:
-            by_cluster.setdefault(record.cluster, []).append(record)
-        links: list[ChainLink] = []
-        for cluster, those in by_cluster.items():
+        clusters, links = by_cluster(records), list[ChainLink]()
+        for cluster, those in clusters.items():
             seq, last = self._store.head(cluster) or ChainHead(0, genesis(cluster))
             links += extend(cluster, seq, last, those)
         self._store.add(links)
         now = self._now()
-        for cluster in by_cluster:
+        for cluster in clusters:
             self._unsigned.setdefault(cluster, now)
-        self._sign_long(by_cluster)
+        self._sign_long(clusters)
         return len(records)
 
     def _sign_long(self, clusters: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import msgspec
 
-from healer.audit.chain import genesis, link, moment, record_bytes, signature_holds
+from healer.audit.chain import by_cluster, genesis, link, moment, record_bytes, signature_holds
 from healer.model import AuditRecord, Broken, Checkpoint
 from healer.model.run import RESTORED, ChainLink
 from healer.text import NO_WORDS, Said, joined, say
@@ -74,10 +74,8 @@ def examine(
     `keys`: the public keys that may sign; with None any key may, so that a forgery with a new key is not
     found.
     """
-    signed = _by_cluster(checkpoints)
-    late: dict[str, list[AuditRecord]] = {}
-    for record in unsealed:
-        late.setdefault(record.cluster, []).append(record)
+    signed = by_cluster(sorted(checkpoints, key=attrgetter("seq")))
+    late = by_cluster(unsealed)
     walks: dict[str, _Walk] = {}
     for cluster, group in groupby(links, key=attrgetter("cluster")):
         walk = walks.get(cluster) or walks.setdefault(cluster, _Walk(cluster, signed.get(cluster, []), keys))
@@ -107,15 +105,6 @@ def _share_gaps(walks: "dict[str, _Walk]") -> None:
                 for gap in gaps
                 if walk.began_at is None or walk.began_at > gap.restored_at
             ]
-
-
-def _by_cluster(checkpoints: Iterable[Checkpoint]) -> dict[str, list[Checkpoint]]:
-    groups: dict[str, list[Checkpoint]] = {}
-    for checkpoint in checkpoints:
-        groups.setdefault(checkpoint.cluster, []).append(checkpoint)
-    for group in groups.values():
-        group.sort(key=attrgetter("seq"))
-    return groups
 
 
 class _Walk:

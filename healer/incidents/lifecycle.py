@@ -90,6 +90,10 @@ def jobs_listed(incident: Incident, jobs: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*(incident.jobs_hit if incident.jobs_hit_final else ()), *jobs}))
 
 
+#: Of an incident that is over.
+_NO_RUN: dict[str, object] = {"run": None, "held_by": None, "p0_since": None}
+
+
 def apply_command(incident: Incident, command: Command) -> Incident:
     """The incident after a command. Unknown words in its data are ignored; missing ones are errors."""
     data, at = command.data, command.at
@@ -101,8 +105,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.assign:
             change["acknowledged_by"] = str(data["to"])
         case CommandKind.resolve:
-            change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
-            change["p0_since"] = None
+            change |= {"state": IncidentState.resolved, "closed": at, **_NO_RUN}
             change["closed_why"] = _by_person("resolved", command)
         case CommandKind.reopen if incident.is_open and incident.stopped_by is None:
             return incident  # another person was first, and healer may be working on it
@@ -112,8 +115,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= {"review": Review(data["review"]), "review_cause": data.get("cause") or None}
         case CommandKind.merge:
             change |= {"state": IncidentState.resolved, "closed": at, "merged_into": str(data["into"])}
-            change |= {"run": None, "held_by": None, "p0_since": None}
-            change["closed_why"] = _by_person("merged", command)
+            change |= _NO_RUN | {"closed_why": _by_person("merged", command)}
         case CommandKind.jobs_hit:
             change |= {"jobs_hit": jobs_listed(incident, data["jobs"]), "jobs_hit_final": True}
             change["drained_at"] = incident.drained_at or at
@@ -126,8 +128,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= _run_changed(incident, data, command.by, at) | _cause_by_tests(incident, data)
             change["tried"] = _remedy_tried(incident, data)
         case CommandKind.node_returned:
-            change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
-            change["p0_since"] = None
+            change |= {"state": IncidentState.resolved, "closed": at, **_NO_RUN}
             change["closed_why"] = _by_person("returned", command)
             change["probation_until"] = at + PROBATION
             change["nodes"] = {name: Verdict.watch for name in incident.nodes}
@@ -188,8 +189,7 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
             return {"state": IncidentState.open}  # nothing was taken: over once the fault is known to be gone
         # A requeued job has a new life: what happens to that one is news.
         why = say("incidents.run_done", playbook=str(data.get("playbook")))
-        over: dict[str, object] = {"run": None, "held_by": None, "p0_since": None}
-        return over | {"state": IncidentState.resolved, "closed": at, "closed_why": why}
+        return _NO_RUN | {"state": IncidentState.resolved, "closed": at, "closed_why": why}
     if is_own and state in {RunState.cancelled, RunState.rejected, RunState.undone}:
         return {"run": None, "state": IncidentState.open, "stopped_by": by}
     if not is_own and state in ENDED_RUN_STATES:  # another run, by a person

@@ -234,11 +234,7 @@ def _is_price(price: float) -> bool:
 
 def read_topology(source: Source) -> Topology:
     """Places by node name, hostlists expanded; PCI addresses in our form."""
-    fields = ("places", "gpu_pci", "switches", "links")
-    data = source.mapping((), source.data)
-    for key in data:
-        if key not in fields:
-            source.at(key).problem(say("rulebook.unknown_field", name=key), did_you_mean(str(key), fields))
+    data = source.fields(("places", "gpu_pci", "switches", "links"))
     return Topology(
         places=_places(source, data.get("places")),
         gpu_pci=_gpu_pci(source, data.get("gpu_pci")),

@@ -128,12 +128,7 @@ def read_scrape(source: Source | None, catalogue: Catalogue, folder: Path) -> Sc
     """The file's jobs and queries; what is wrong goes to its problems. Paths in it begin at `folder`."""
     if source is None or source.data is None:
         return ScrapeRules()
-    data = source.mapping((), source.data)
-    for name in data:
-        if name not in _SECTIONS:
-            source.at(name).problem(
-                say("rulebook.unknown_field", name=name), did_you_mean(str(name), _SECTIONS)
-            )
+    data = source.fields(_SECTIONS)
     return ScrapeRules(
         jobs=tuple(_jobs(source, _list(source, data, "jobs", JOBS_MAX), folder)),
         queries=tuple(_queries(source, _list(source, data, "queries", QUERIES_MAX), catalogue)),

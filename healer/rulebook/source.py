@@ -4,7 +4,7 @@ line."""
 import difflib
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -153,6 +153,15 @@ class Source:
     def whole(self, kind: type[T]) -> T:
         """The file as one struct whose fields all have defaults; the defaults if it is empty or wrong."""
         return (None if self.data is None else self.convert((), self.data, kind)) or kind()
+
+    def fields(self, names: Collection[str]) -> dict[str, Any]:
+        """The file as a mapping; a problem for each field that is none of these."""
+        data = self.mapping((), self.data)
+        for name in data:
+            if name not in names:
+                hint = did_you_mean(str(name), names)
+                self.at(name).problem(say("rulebook.unknown_field", name=name), hint)
+        return data
 
     def mapping(self, path: Sequence[str | int], data: Any) -> dict[str, Any]:
         if data is None:

@@ -61,9 +61,7 @@ class PostgresRehearsals(PostgresStore):
     def cancel(self, name: str, *, by: str, reason: str, at: datetime) -> Rehearsal:
         """Cancels it; repeating that changes nothing. Raises NotFound, or Conflict if it ended otherwise."""
         with writing(self._engine) as conn:
-            rehearsal = _read(conn, name, lock=True)
-            if rehearsal is None:
-                raise NotFound(say("adapters.rehearsal_none", name=name))
+            rehearsal = _locked(conn, name)
             if rehearsal.state is RehearsalState.cancelled:
                 return rehearsal
             if rehearsal.state not in ACTIVE_REHEARSALS:
@@ -86,9 +84,7 @@ class PostgresRehearsals(PostgresStore):
         self, name: str, rules: Sequence[str], *, by: str, reason: str, at: datetime, request: str
     ) -> list[Outcomes]:
         with writing(self._engine) as conn:
-            rehearsal = _read(conn, name, lock=True)
-            if rehearsal is None:
-                raise NotFound(say("adapters.rehearsal_none", name=name))
+            rehearsal = _locked(conn, name)
             outcomes_of = {opening.rule: opening for opening in _outcomes(conn, rehearsal)}
             opened = {opening.rule: opening for opening in opened_in(rehearsal)}
             for rule in rules:
@@ -204,6 +200,13 @@ def _read_outcomes(
 def _read(conn: sa.Connection, name: str, *, lock: bool = False) -> Rehearsal | None:
     query = sa.select(rehearsals.c.doc).where(rehearsals.c.id == name)
     return read_doc(conn, query.with_for_update() if lock else query, Rehearsal)
+
+
+def _locked(conn: sa.Connection, name: str) -> Rehearsal:
+    rehearsal = _read(conn, name, lock=True)
+    if rehearsal is None:
+        raise NotFound(say("adapters.rehearsal_none", name=name))
+    return rehearsal
 
 
 def _write(conn: sa.Connection, rehearsal: Rehearsal, now: datetime, **fields: Any) -> Rehearsal:

@@ -94,6 +94,7 @@ PLAIN = {
         "scontrol show reservation",
         "secondary rate limit",
         "gpu is lost",
+        "gpu requires reset",
         "unable to determine the device handle",
         "requested functionality has been deprecated",
         "elapsed time per iteration (ms)",

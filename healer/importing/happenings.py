@@ -106,6 +106,12 @@ class Found:
         #: First and last moment of the accounting, µs; most GPUs that a job held on one node.
         self.book: tuple[int, int] | None = None
         self.gpus_most = 0
+        #: Host -> model of its GPUs and the most of them, as nvidia-smi listed them.
+        self.gpus_listed: dict[str, tuple[str, int]] = {}
+
+    def list_gpus(self, host: str, model: str, count: int) -> None:
+        before = self.gpus_listed.get(host, ("", 0))
+        self.gpus_listed[host] = before[0] or model, max(before[1], count)
 
     def add(self, at_us: int, happening: Happening, count: int = 1, *, line: int | None = None) -> None:
         """`count`: signals that it holds; `line`: see `Tally.skip`."""

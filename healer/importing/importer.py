@@ -189,10 +189,8 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
         assumed = [say("importing.no_nodes")]
     # A list that counts GPUs says of the other nodes in it that they have none.
     counted = rows.keys() if any(row.get("gpus") for row in rows.values()) else ()
-    gpus, how = _gpus(found, [node for node in all_nodes if node not in counted])
-    fixed = {
-        node: {"gpus": 0 if node in counted else gpus} | _lasting(rows.get(node, {})) for node in all_nodes
-    }
+    gpus, how = _gpus(found, [node for node in all_nodes if node not in counted], names)
+    fixed = {node: {"gpus": gpus.get(node, 0)} | _lasting(rows.get(node, {})) for node in all_nodes}
     people = Pseudonyms({user for each in found for user in each.users}) if wanted.pseudonymise else None
     most, book = max((each.gpus_most for each in found), default=0), _book(found)
     uncounted = [] if most or book is None else [say("importing.gpus_not_counted")]
@@ -238,13 +236,32 @@ def _nodes(found: Sequence[Found]) -> tuple[set[str], list[Said]]:
     return set(), [say("importing.nodes_of_hosts")]
 
 
-def _gpus(found: Sequence[Found], unknown: Sequence[str]) -> tuple[int, list[Said]]:
+def _gpus(
+    found: Sequence[Found], unknown: Sequence[str], names: NodeNames
+) -> tuple[dict[str, int], list[Said]]:
+    """GPUs of the nodes that no list counts, and what was assumed about them."""
     most = max((each.gpus_most for each in found), default=0)
-    if not unknown:
-        return GPUS, []
-    if most:
-        return most, [say("importing.gpus_of_jobs", nodes=len(unknown), gpus=most)]
-    return GPUS, [say("importing.gpus_assumed", nodes=len(unknown), gpus=GPUS)]
+    if most and unknown:
+        by_jobs = say("importing.gpus_of_jobs", nodes=len(unknown), gpus=most)
+        return dict.fromkeys(unknown, most), [by_jobs]
+    listed = _listed(found, names)
+    gpus = {node: listed.get(node, GPUS) for node in unknown}
+    assumed: list[Said] = []
+    if by_list := sum(node in listed for node in unknown):
+        assumed.append(say("importing.gpus_listed", nodes=by_list))
+    if by_list < len(unknown):
+        assumed.append(say("importing.gpus_assumed", nodes=len(unknown) - by_list, gpus=GPUS))
+    return gpus, assumed
+
+
+def _listed(found: Sequence[Found], names: NodeNames) -> dict[str, int]:
+    """Node -> the most GPUs that nvidia-smi listed on a node of its model: on the node itself, some may have
+    been lost all the time."""
+    rows = [(names.node(host), *row) for each in found for host, row in each.gpus_listed.items()]
+    most: dict[str, int] = {}
+    for _, model, count in rows:
+        most[model] = max(most.get(model, 0), count)
+    return {node: most[model] for node, model, _ in rows if node is not None}
 
 
 def _book(found: Sequence[Found]) -> tuple[int, int] | None:

@@ -132,13 +132,15 @@ class SmiText:
             at_us = self._time(document.lines)
             text = "\n".join(document.lines)
             xml = _PROCESSES.sub("", text) if document.is_xml else as_xml(document.lines)
-            gpus = len(parse_log(xml.encode()).gpus)
-            if not gpus:
+            log = parse_log(xml.encode())
+            if not log.gpus:
                 raise ValueError(say("importing.no_gpu_in_output"))
         except (BadBody, ValueError) as error:
             why, number = say("importing.no_smi", why=said_by(error)), document.number
             self._found.tally.skip(why, document.lines[0], line=number)
             return
+        models = [gpu.values["product_name"] for gpu in log.gpus if "product_name" in gpu.values]
+        self._found.list_gpus(self._host, next(iter(models), ""), max(len(log.gpus), log.attached or 0))
         self._found.hosts.add(self._host)
         self._found.add(at_us, SmiLog(self._host, xml), line=document.number)
 

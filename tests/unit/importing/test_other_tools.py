@@ -182,6 +182,38 @@ def test_output_of_nvidia_smi_is_judged_like_a_nodes_own(tmp_path: Path, form: s
     assert "gpu-row-remap-failed" in {incident["rule"] for incident in played(entries)["incidents"]}
 
 
+def test_nodes_have_the_gpus_that_nvidia_smi_lists_on_their_model(tmp_path: Path) -> None:
+    """A node of a GB200 has 4 GPUs; one that lost a GPU before the first output has fewer than its like."""
+
+    def smi(model: str, attached: int) -> str:
+        shown = "".join(
+            f"GPU 00000000:{bus:02X}:00.0\n    Product Name : {model}\n    Minor Number : {bus}\n"
+            f"    GPU UUID : GPU-11111111-2222-3333-4444-{bus:012}\n"
+            f"    PCI\n        Bus Id : 00000000:{bus:02X}:00.0\n"
+            "    Performance State : P0\n    Temperature\n        GPU Current Temp : 38 C\n"
+            for bus in range(attached)
+        )
+        return "".join(
+            f"==============NVSMI LOG==============\n\nTimestamp : Wed Nov 25 20:{minute}:33 2026\n"
+            f"Driver Version : 580.173.02\nAttached GPUs : {attached}\n{shown}\n"
+            for minute in (51, 54, 57)
+        )
+
+    shown = {"gpu0001": ("GB200", 4), "gpu0002": ("GB200", 3), "gpu0003": ("H100 80GB HBM3", 8)}
+    files = [
+        written(tmp_path / f"nvidia-smi-{node}.txt", smi(f"NVIDIA {model}", count))
+        for node, (model, count) in shown.items()
+    ]
+    done, entries = imported(tmp_path, *files)
+    rows = entries[0]["body"]["nodes"]
+    assert {row["name"]: row["gpus"] for row in rows} == {"gpu0001": 4, "gpu0002": 4, "gpu0003": 8}
+    assert done.assumed[1:] == [
+        "3 nodes are assumed to have as many GPUs each as nvidia-smi listed on a node of their model."
+    ]
+    found = played(entries)["incidents"]
+    assert [(row["rule"], row["root"]["node"]) for row in found] == [("gpu-count-low", "gpu0002")]
+
+
 LINE = "_" * 44
 BUG_REPORT = f"""
 {LINE}

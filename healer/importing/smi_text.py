@@ -82,6 +82,11 @@ _FORMS = (
      r"clocks_\1_reasons/clocks_\1_reason_display_clocks_setting"),
     (re.compile(r"clocks_(event|throttle)_reasons/(?:hw_slowdown/)?(\w+)"),
      r"clocks_\1_reasons/clocks_\1_reason_\2"),
+    # The time that each has lasted, with words of its own.
+    (re.compile(r"(clocks_event_reasons_counters)/sync_boost"), r"\1/\1_sync_boost"),
+    (re.compile(r"(clocks_event_reasons_counters)/sw_power_capping"), r"\1/\1_sw_power_cap"),
+    (re.compile(r"(clocks_event_reasons_counters)/hw_power_braking"), r"\1/\1_hw_power_brake"),
+    (re.compile(r"(clocks_event_reasons_counters)/([sh]w)_thermal_slowdown"), r"\1/\1_\2_therm_slowdown"),
 )  # fmt: skip
 #: For the whole node.
 _NODES = frozenset({"driver_version", "cuda_version", "attached_gpus"})

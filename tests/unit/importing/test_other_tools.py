@@ -91,6 +91,12 @@ GPU 00000000:1B:00.0
             HW Thermal Slowdown           : Active
             HW Power Brake Slowdown       : Not Active
         Display Clock Setting             : Not Active
+    Clocks Event Reasons Counters
+        SW Power Capping                  : 12234991553 us
+        Sync Boost                        : 0 us
+        SW Thermal Slowdown               : 11591399010 us
+        HW Thermal Slowdown               : 5 us
+        HW Power Braking                  : 6 us
     FB Memory Usage
         Total                             : 81559 MiB
         Used                              : 12 MiB
@@ -150,6 +156,16 @@ def test_names_of_the_text_become_those_of_the_xml() -> None:
         "pci/replay_counter": "3",
         "clocks_event_reasons/clocks_event_reason_gpu_idle": "Not Active",
         "clocks_event_reasons/clocks_event_reason_hw_thermal_slowdown": "Active",
+        **{
+            f"clocks_event_reasons_counters/clocks_event_reasons_counters_{name}": f"{us} us"
+            for name, us in (
+                ("sw_power_cap", 12234991553),
+                ("sync_boost", 0),
+                ("sw_therm_slowdown", 11591399010),
+                ("hw_therm_slowdown", 5),
+                ("hw_power_brake", 6),
+            )
+        },
         "fb_memory_usage/total": "81559 MiB",
         "utilization/gpu_util": "98 %",
         "ecc_mode/current_ecc": "Enabled",

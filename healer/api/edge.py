@@ -461,6 +461,7 @@ class Application(FastAPI):
             answer = self._edge.failed(scope, error)
             if isinstance(error, Problem):
                 await held_back(error)
+            del error  # a cycle with its traceback would hold the body until a collection of garbage
         await self._edge.send(scope, answer, send)
 
     def _count(self, scope: Scope, error: Exception) -> None:

@@ -55,7 +55,9 @@ def _outcome(body: Body[R]) -> R | BadBody | Refused:
         try:
             body.outcome = body.read()
         except (BadBody, Refused) as error:
-            body.outcome = error
+            # The frames of both tracebacks hold this body: a cycle, until a garbage collection.
+            error.__context__ = error.__cause__ = None
+            body.outcome = error.with_traceback(None)
     return body.outcome
 
 

@@ -282,7 +282,10 @@ class MeasuringRoutes:
             raise Unavailable(say("api.metrics_not_kept"))
         outcome = (await store(queue, route, (body,), caller))[0]
         if isinstance(outcome, BadBody):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome, body  # a cycle with the traceback would hold both until a garbage collection
         return outcome
 
     async def _spoken(self, sent: "Sent", refused: Refused) -> Collection[Component]:

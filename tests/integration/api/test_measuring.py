@@ -1,5 +1,6 @@
 """Samples over HTTP: stored before the answer, confined to their token, shed before events."""
 
+import gc
 import gzip
 import json
 import struct
@@ -14,8 +15,10 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from healer.api.problems import Problem
 from healer.model import Column, Part
 from healer.model.telemetry import Report, StepBatch
+from healer.signals.wire import BadBody
 from tests.support.api import CLUSTER, Api, serving
 from tests.support.collected import as_json, gauge, metrics, point
 from tests.support.wait import wait_until
@@ -192,6 +195,32 @@ def test_a_wrong_remote_write_is_never_asked_for_again(
     answer = client.post(WRITE, content=content, headers=headers)
     assert answer.status_code == status
     assert answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("route", "kind"),
+    [
+        (WRITE, "application/x-protobuf"),
+        (METRICS, "application/json"),
+        (STEPS, "application/json"),
+        (f"{XML}?node=gpu0001", "text/xml"),
+        (f"{SIGNALS}/kernel-log", "application/json"),
+        (f"{SIGNALS}/otlp/v1/metrics", "application/x-protobuf"),
+    ],
+)
+def test_a_wrong_body_is_not_held_once_it_is_answered(served: Served, route: str, kind: str) -> None:
+    """60 MB of each were held, by cycles of an error and its traceback, until a collection of garbage."""
+    api, client = served
+    headers = api.headers("signals") | {"content-type": kind, "content-encoding": "gzip"}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            assert client.post(route, content=gzip.compress(b"\0" * 100), headers=headers).status_code >= 400
+        held = [one for one in gc.get_objects() if isinstance(one, BadBody | Problem)]
+    finally:
+        gc.enable()
+    assert len(held) <= 1  # the writer holds its last one until its next
 
 
 def test_nvidia_smi_needs_a_node(served: Served) -> None:

@@ -296,7 +296,10 @@ def _guessed_outline(data: bytes) -> _Outline | None:
     """From the last bytes of samples; None if it is not certain."""
     if len(data) < 16:
         return None
-    tails = np.flatnonzero(np.frombuffer(data, np.uint8)[1:-6] == 0x10)
+    tags = np.frombuffer(data, np.uint8)[1:-6] == 0x10
+    if np.count_nonzero(tags) > len(data) // _ZERO:  # more than samples can have; each place takes 8 bytes
+        return None
+    tails = np.flatnonzero(tags)
     ends = tails[_end_a_time(_at(data, "<u8", tails))] + 8
     if not len(ends) or ends[-1] != len(data):
         return None

@@ -2,6 +2,7 @@
 
 import math
 import struct
+import tracemalloc
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -367,6 +368,18 @@ def test_remembered_series_order_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         assert order._bytes <= 400
     assert _placed(order, blocks, known) == list(range(1000))
     assert len(order._blocks) <= 100
+
+
+def test_a_body_of_tags_alone_takes_no_memory() -> None:
+    """Each byte could be the tag of a time: a place kept for every one was some thirty times the body."""
+    raw = field(9, b"\x10" * 2**20)
+    tracemalloc.start()
+    try:
+        assert len(read(raw, {}, lambda *_: None, lambda *_: True).slots) == 0
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 3 * len(raw)
 
 
 def test_a_series_of_too_many_parts_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ from tests.support import api
 from tests.support import chats as stand_in
 from tests.support.chats import Chats, serve_chats
 from tests.support.loop import shipped
+from tests.support.wait import wait_until
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 MINUTE = 60
@@ -786,7 +787,7 @@ def test_a_page_goes_out_soon_after_its_channel_takes_other_news_again(site: Sit
     site.notifications = only(site.notifications, "ops")
     one = site.incident(severity=Severity.P0, p0_since=site.hand.now())
     site.put(p0_page(one, "held"))
-    for minutes in (0, 1, 1, 4):
+    for minutes in (0, 1, 1, 5):  # each longer than its wait can be
         site.chats.answers.extend([(503, {}, {})] * 2)
         site.round(minutes * MINUTE)
     site.chats.answers.clear()
@@ -1040,6 +1041,21 @@ def test_two_schedulers_notify_each_channel_once(site: Site) -> None:
     site.round()
     assert len(site.slack()) == 10
     assert set(site.states(channel="ops")) == {"sent"}
+
+
+def test_a_scheduler_that_froze_while_it_sent_holds_no_channel(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session lived on with its process, and no other scheduler could send there."""
+    monkeypatch.setattr(outbox, "_FROZEN_S", 0.3)
+    site.incident(1)
+    frozen = outbox.PostgresChannelOutbox(site.db, "pod1", "ops")
+    with pytest.raises(sa.exc.OperationalError), frozen.alone() as is_mine:
+        assert is_mine
+        site.round()
+        assert len(site.slack()) == 0
+        wait_until(lambda: site.round() or len(site.slack()) == 1, 20, what="the other scheduler sends")
+        frozen.claim(site.hand.now())  # it thaws
 
 
 # --- Alertmanager -------------------------------------------------------------------------------------------

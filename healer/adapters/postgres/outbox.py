@@ -59,6 +59,8 @@ from healer.text import Said, from_stored, quoted, say
 _CLAIM_S = 60.0
 #: The same for a channel, which one process serves at a time.
 _CHANNEL_CLAIM_S = 20.0
+#: A process that froze while it sent holds its channel for so long: longer than the slowest send.
+_FROZEN_S = 120.0
 #: Tries of a page that may come close together; later ones are 18 minutes apart.
 _TRIES_AT_ONCE = 5
 #: Longer than any message waits for its next try, and than a channel is left alone.
@@ -172,25 +174,36 @@ class PostgresChannelOutbox:
 
     def __init__(self, engine: sa.Engine, cluster: str, name: str) -> None:
         self._engine, self._cluster, self.name = engine, cluster, name
+        self._lock: sa.Connection | None = None
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Whether this process holds the channel: a session-level lock, which ends with the process."""
+        """Whether this process holds the channel: a session-level lock, which ends with the process, or when
+        it has claimed nothing for `_FROZEN_S`."""
         asked = {"name": f"channel:{self._cluster}:{self.name}"}
         with self._engine.connect() as conn:
             lock = sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
             is_mine = bool(conn.execute(lock, asked).scalar_one())
+            if is_mine:
+                conn.execute(sa.text(f"SET idle_session_timeout = {_FROZEN_S * 1000:.0f}"))
+                self._lock = conn
             conn.commit()
             try:
                 yield is_mine
             except BaseException:
                 conn.invalidate()  # ends the session and so the lock
                 raise
+            finally:
+                self._lock = None
             if is_mine:
                 conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))"), asked)
+                conn.execute(sa.text("RESET idle_session_timeout"))
                 conn.commit()
 
     def claim(self, now: datetime) -> Attempt | None:
+        if self._lock is not None:  # not frozen; an error if it was, and another process has the lock
+            self._lock.execute(sa.text("SELECT 1"))
+            self._lock.commit()
         before, table = deliveries.alias(), deliveries.c
         # Milder news that waits for its retry delays no page; it is over once the page has gone out.
         overtakes = sa.and_(table.how == Manner.page, _may_be_overtaken(before))

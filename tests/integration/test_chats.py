@@ -503,6 +503,35 @@ def test_a_recipient_who_is_refused_beside_others_is_named_in_the_log(
     assert "night@example.org" in logged and "550" in logged
 
 
+def test_a_recipient_who_is_put_off_gets_the_mail_later_and_the_others_no_second_one(
+    papers: Certificates,
+) -> None:
+    """A greylisting server counted as having taken a page, and the person on call never got it."""
+    with serve_mail(papers.server) as server:
+        one = mailer(server, papers)
+        server.says["rcpt TO:<night@example.org>"] = b"451 greylisted, try again"
+        for _ in range(2):
+            with pytest.raises(DeliveryFailed, match=r"put off 1 of the recipients \(451\)") as failed:
+                one.send(notice(), "")
+            assert not failed.value.refused
+        del server.says["rcpt TO:<night@example.org>"]
+        assert one.send(notice(), "")
+        assert [to for to, _ in server.mails] == [["ops@example.org"], ["night@example.org"]]
+        assert one.send(notice("2"), "")
+        assert server.mails[-1][0] == ["ops@example.org", "night@example.org"]
+
+
+def test_a_recipient_who_is_put_off_and_then_refused_ends_the_mail(papers: Certificates) -> None:
+    with serve_mail(papers.server) as server:
+        one = mailer(server, papers)
+        server.says["rcpt TO:<night@example.org>"] = b"451 greylisted, try again"
+        with pytest.raises(DeliveryFailed):
+            one.send(notice(), "")
+        server.says["rcpt TO:<night@example.org>"] = b"550 no such user"
+        assert one.send(notice(), "")
+        assert [to for to, _ in server.mails] == [["ops@example.org"]]
+
+
 def test_a_mail_server_without_tls_or_with_a_strangers_certificate_gets_nothing(papers: Certificates) -> None:
     with serve_mail(papers.server) as server:
         with pytest.raises(DeliveryFailed, match="TLS"):

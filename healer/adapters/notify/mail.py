@@ -32,6 +32,8 @@ log = structlog.get_logger()
 #: A mail server may look names up before it greets, and scan a mail before it answers. Who gives up earlier
 #: sends a mail again that has arrived.
 WHOLE_S = 60.0
+#: Mails that wait for some of their recipients; beyond these all get them again.
+_PUT_OFF_MAX = 1000
 
 
 class Mail(OneWay):
@@ -46,6 +48,8 @@ class Mail(OneWay):
     ) -> None:
         self._channel, self._password, self._context = channel, password, context
         self._whole_s, self._now = whole_s, now
+        #: By Message-ID: who has a mail that the server put off for others. They get no second one.
+        self._taken: dict[str, set[str]] = {}
 
     def send(self, notice: Notice, ref: str) -> str:
         """Sends one mail to all. Raises DeliveryFailed, which is `refused` for 5xx."""
@@ -72,12 +76,33 @@ class Mail(OneWay):
                 connection.starttls(context=self._safe())
             if user and self._password is not None:
                 connection.login(user, self._password)
-            for address, (code, _) in connection.send_message(mail).items():
-                log.warning("mail server rejected a recipient", address=address, code=code)
+            self._hand_in(connection, mail)
             with suppress(smtplib.SMTPException, OSError):  # it has taken the mail, however it says goodbye
                 connection.quit()
         finally:
             connection.close()
+
+    def _hand_in(self, connection: smtplib.SMTP, mail: EmailMessage) -> None:
+        """To all who do not have it. Raises DeliveryFailed where the server put it off for some (4xx), as
+        servers do that do not know the sender yet."""
+        name = str(mail["Message-ID"])
+        taken = self._taken.get(name, set())
+        rest = [address for address in self._channel.to if address not in taken]
+        try:
+            rejected = connection.send_message(mail, to_addrs=rest)
+        except smtplib.SMTPRecipientsRefused as error:
+            if not taken:
+                raise
+            rejected = error.recipients
+        for address, (code, _) in rejected.items():
+            log.warning("mail server rejected a recipient", address=address, code=code)
+        later = [address for address, (code, _) in rejected.items() if code < 500]
+        if later:
+            if len(self._taken) >= _PUT_OFF_MAX:
+                self._taken.clear()
+            self._taken[name] = set(self._channel.to) - set(later)
+            raise DeliveryFailed(say("adapters.mail_later", n=len(later), code=rejected[later[0]][0]))
+        self._taken.pop(name, None)
 
     def _safe(self) -> ssl.SSLContext:
         return self._context or ssl.create_default_context()

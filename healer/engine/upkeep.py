@@ -210,6 +210,8 @@ def _end_lost_drains(walk: Walk) -> None:
             continue
         if walk.tx.is_returning(run.id) or walk.tx.slot_of(node.name) is not None:
             continue
+        if not _has_taken(walk, run):  # `drained_at` is from before a person reopened the incident
+            continue
         why = say("engine.drain_lost", node=node.name)
         walk.cancel(run.id, why, incident.id)
         walk.facts = without_run(walk.gate, run)

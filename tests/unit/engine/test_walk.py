@@ -30,9 +30,12 @@ from healer.model import (
 )
 from healer.model.slurm import Reservation
 from healer.observations import Picture
+from healer.ports.scheduling import SchedulerRefused
 from healer.signals.wire import kernel_log_observations
 from healer.sim.memory_ledger import MemoryTx
+from healer.sim.sim_slurm import SimScheduler
 from healer.telling.news import about_incident
+from healer.text import say
 from tests.support.loop import (
     APPLICATION,
     CLUSTER,
@@ -727,6 +730,34 @@ def test_a_node_that_a_person_put_back_into_slurm_conf_is_judged_by_what_it_repo
     assert (site.node(1).in_service, site.open_incidents) == (True, [])
     site.run_for(400, *site.say(1, REMAP), step_s=2)
     assert [run.state for run in site.runs] == [RunState.cancelled, RunState.waiting] and site.node(1).drain
+
+
+class NoDrains:
+    """Slurm refuses every drain."""
+
+    def __init__(self, slurm: SimScheduler) -> None:
+        self._slurm = slurm
+
+    def __getattr__(self, call: str) -> object:
+        return getattr(self._slurm, call)
+
+    def drain(self, nodes: object, reason: str) -> None:
+        raise SchedulerRefused(say("actions.drain_not_shown"))
+
+
+def test_a_run_of_a_reopened_incident_that_could_not_drain_its_node_lost_no_drain() -> None:
+    """The incident was drained once before; its node was never removed from Slurm."""
+    site = Site(10)
+    site.run_for(400, *site.say(1, REMAP), step_s=2)
+    known = site.incident.id
+    site.ask("resume", 1)
+    site.run_for(60, step_s=2)
+    assert site.open_incidents == [] and site.node(1).in_service
+    site.driver.tools = msgspec.structs.replace(site.driver.tools, scheduler=NoDrains(site.slurm))
+    site.send_command(CommandKind.reopen, incident=known)
+    site.run_for(120, step_s=2)
+    (run,) = [run for run in site.runs if run.state is RunState.stuck]
+    assert (site.incident.run, site.incident.is_open, site.incident.severity) == (run.id, True, Severity.P0)
 
 
 def test_a_persons_drain_in_place_of_ours_is_no_veto() -> None:

@@ -43,7 +43,9 @@ class OtlpProblem(Problem):
     def response(self) -> Response:
         code = _CODES.get(self.status, 3 if self.status < 500 else 2)
         body = _encode({"code": code, "message": self.detail}) if self._json else status(code, self.detail)
-        return Response(body, self.status, headers=self.headers, media_type=_kind(self._json))
+        return Response(
+            body, self.status, headers=self.headers, media_type=_JSON if self._json else _PROTOBUF
+        )
 
 
 class OtlpRoutes:
@@ -116,7 +118,3 @@ def _not_stored(
     words += [say("api.otlp_rejected", n=n, why=why) for why, n in reasons]
     first = joined(words[:_REASONS], "semicolon")
     return count, say("api.otlp_not_stored", n=count, reasons=first) if count else NO_WORDS
-
-
-def _kind(json: bool) -> str:
-    return _JSON if json else _PROTOBUF

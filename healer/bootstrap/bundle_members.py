@@ -28,10 +28,11 @@ from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
 from healer.bootstrap import database
 from healer.bootstrap.all_checks import checks_of
 from healer.bootstrap.doctor_checks import Check, open_database
-from healer.bootstrap.pseudonyms import Pseudonyms, names_in
+from healer.bootstrap.pseudonyms import names_in, pseudonyms
 from healer.bootstrap.scrubbing import REMOVED, Scrubber
 from healer.embedded.running import unchecked_tls
 from healer.embedded.user import EmbeddedError
+from healer.importing.node_names import NamesInText
 from healer.model import Role
 from healer.ports.callers import NewToken
 from healer.ports.request_errors import Conflict, Invalid, Unavailable
@@ -83,9 +84,9 @@ def make_bundle(settings: ExecutorSettings, target: Path, wanted: Wanted) -> lis
     return sorted(members)
 
 
-def _pseudonyms(settings: ExecutorSettings) -> Pseudonyms:
+def _pseudonyms(settings: ExecutorSettings) -> NamesInText:
     with open_database(settings) as db:
-        return Pseudonyms(names_in(db) if db is not None else {})
+        return pseudonyms(names_in(db) if db is not None else {})
 
 
 # --- secrets ---------------------------------------------------------------------------------------------

@@ -55,23 +55,34 @@ def short_name(host: str) -> str:
 _FREE_TEXTS = frozenset({"comment", "extra", "admin_comment", "submit_line", "account"})
 
 
+def by_digest(names: Iterable[str]) -> list[str]:
+    """In an order that says nothing of the names."""
+    return sorted(names, key=lambda name: sha256(name.encode()).digest())
+
+
+class NamesInText:
+    """Callable: the text with other names for these, wherever they are whole words."""
+
+    def __init__(self, others: Mapping[str, str]) -> None:
+        self._others = others
+        words = "|".join(re.escape(name) for name in sorted(others, key=len, reverse=True))
+        self._found = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])") if words else None
+
+    def __call__(self, text: str) -> str:
+        return text if self._found is None else self._found.sub(lambda name: self._others[name[0]], text)
+
+
 class Pseudonyms:
-    """The same name gets the same pseudonym in the whole recording. Numbers follow a digest, so their order
-    says nothing."""
+    """The same name gets the same pseudonym in the whole recording. `text`: of a reason with users in it."""
 
     def __init__(self, users: Iterable[str]) -> None:
-        ordered = sorted(set(users) - {"", "root", "slurm"}, key=lambda name: sha256(name.encode()).digest())
+        ordered = by_digest(set(users) - {"", "root", "slurm"})
         self._users = {name: f"user{number}" for number, name in enumerate(ordered, start=1)}
         self._jobs: dict[str, str] = {}
-        words = "|".join(re.escape(name) for name in sorted(self._users, key=len, reverse=True))
-        self._in_text = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])") if words else None
+        self.text = NamesInText(self._users)
 
     def user(self, name: str) -> str:
         return self._users.get(name, name)
-
-    def text(self, text: str) -> str:
-        """A reason, with the users in it replaced."""
-        return text if self._in_text is None else self._in_text.sub(lambda match: self._users[match[0]], text)
 
     def job(self, row: dict[str, object]) -> dict[str, object]:
         """A job's fields; free texts are left out."""

@@ -50,11 +50,8 @@ def _titled(incident: Incident) -> str:
     text = words.labelled(incident.severity.value, incident.title)
     if incident.closed is None:
         return say("console.life_open", text=text)
-    return say("console.life_closed_after", text=text, span=_length(incident.opened, incident.closed))
-
-
-def _length(begin: datetime, end: datetime) -> str:
-    return words.span((end - begin).total_seconds())
+    lasted = words.span((incident.closed - incident.opened).total_seconds())
+    return say("console.life_closed_after", text=text, span=lasted)
 
 
 def _outs(life: NodeLife, shown: SlurmNode) -> Iterator[Span]:

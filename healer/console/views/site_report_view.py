@@ -2,7 +2,7 @@
 evidence further down in the same file."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -121,7 +121,7 @@ def _hours_text(hours: float) -> str:
 
 
 def _short(report: PastReport) -> Chapter:
-    count = _counted(report.answers)
+    count = Counter(answer.word for answer in report.answers)
     people = sum(hold.owner in {"person", "program"} for hold in report.holds)
     facts = [
         (
@@ -158,10 +158,6 @@ def _lost(report: PastReport) -> tuple[str, str, str]:
 
 def _hardware(report: PastReport) -> list[Sequence[str]]:
     return [ids for name, ids in report.by_class.items() if name in {"fatal", "degraded"}]
-
-
-def _counted(answers: Iterable[Answer]) -> Counter[str]:
-    return Counter(answer.word for answer in answers)
 
 
 # --- charts

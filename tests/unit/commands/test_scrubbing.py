@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healer.bootstrap.pseudonyms import Pseudonyms
+from healer.bootstrap.pseudonyms import pseudonyms
 from healer.bootstrap.scrubbing import REMOVED, Scrubber
 
 WORDS = st.text(string.ascii_letters + string.digits + "_-", min_size=20, max_size=60)
@@ -222,7 +222,7 @@ def test_short_words_are_not_taken_for_secrets() -> None:
 
 
 def test_names_get_the_same_other_name_everywhere() -> None:
-    other = Pseudonyms(
+    other = pseudonyms(
         {"person": {"ada", "bo", "root"}, "node": {"gpu0001", "gpu0002"}, "job": {"llama-70b"}}
     )
     text = other("ada drained gpu0001 (gpu00011 stays), root saw llama-70b of ada on gpu0002; bo")

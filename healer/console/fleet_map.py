@@ -50,8 +50,8 @@ class Kept(Generic[T]):
     """One mapping per cluster, the same object while it is equal. Requests do not wait long for it: it is
     read in a separate thread, and until that has ended the old one is used, for `OLD_S`."""
 
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
+    def __init__(self, every_s: float, *, wait_s: float = _WAIT_S) -> None:
+        self._every_s, self._wait_s = every_s, wait_s
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, Mapping[str, T]]] = {}
         self._looking: dict[str, threading.Thread] = {}
@@ -66,7 +66,7 @@ class Kept(Generic[T]):
                 thread = threading.Thread(target=self._renew, args=(cluster, look), daemon=True)
                 thread.start()
                 self._looking[cluster] = thread
-        thread.join(_WAIT_S)
+        thread.join(self._wait_s)
         with self._lock:
             at, found = self._known.get(cluster, (-math.inf, {}))
         return found if time.monotonic() - at < OLD_S else {}

@@ -103,7 +103,7 @@ class _Timeouts:
         while waiting and (waiting[0][0] <= now or waiting[0][1].done()):
             _, future = waiting.popleft()
             if not future.done():
-                future.set_exception(Unavailable(say("api.database_silent")))
+                future.set_exception(Unavailable(say("api.not_stored_yet", seconds=self._wait_s)))
         self._timer = loop.call_at(waiting[0][0], self._expire, loop) if waiting else None
 
 

@@ -353,6 +353,20 @@ def test_slices_of_a_request_keep_their_order_through_a_store_that_was_away_and_
     asyncio.run(go())
 
 
+def test_a_slow_store_is_not_reported_as_a_database_that_is_away() -> None:
+    async def go() -> None:
+        store = MemoryStore()
+        store.gate.clear()
+        commit = GroupCommit(in_thread(store.store), QueueBounds(wait_s=0.2))
+        commit.start()
+        with pytest.raises(Unavailable, match=r"^not stored within 0\.2 s: "):
+            await commit.add([arrival(1)])
+        store.gate.set()
+        await commit.stop()
+
+    asyncio.run(go())
+
+
 def test_a_request_whose_sender_gave_up_frees_its_place() -> None:
     async def go() -> None:
         store = MemoryStore()

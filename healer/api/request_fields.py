@@ -18,7 +18,7 @@ from healer.api.problems import field_error, problem_of
 from healer.api.services import services_of
 from healer.model.shown import shown
 from healer.model.vocabulary import WORDS_MAX
-from healer.ports.callers import Caller, Kept
+from healer.ports.callers import Caller, StoredResponse
 from healer.ports.request_errors import GuardRefused
 from healer.text import say
 
@@ -204,7 +204,7 @@ def once(request: Request, caller: Caller, body: BaseModel, act: Callable[[str],
     identity = hashlib.sha256(f"{caller.id}\0{key}".encode()).hexdigest()[:32]
     content = "\0".join((request.method, request.url.path, request.url.query, body.model_dump_json()))
 
-    def kept() -> Kept:
+    def kept() -> StoredResponse:
         try:
             made = act(identity)
         except Exception as error:
@@ -214,7 +214,7 @@ def once(request: Request, caller: Caller, body: BaseModel, act: Callable[[str],
             count_refusal(error)
             made = problem.response()
         headers = {name: value for name, value in made.headers.items() if name != "content-length"}
-        return Kept(made.status_code, headers, bytes(made.body))
+        return StoredResponse(made.status_code, headers, bytes(made.body))
 
     digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
     answer = services.idempotency.once(key, caller.id, digest, services.clock.now(), kept)

@@ -46,7 +46,7 @@ _GPUS = 16
 OLD_S = 60.0
 
 
-class Kept(Generic[T]):
+class CachedRead(Generic[T]):
     """One mapping per cluster, the same object while it is equal. Requests do not wait long for it: it is
     read in a separate thread, and until that has ended the old one is used, for `OLD_S`."""
 
@@ -54,31 +54,31 @@ class Kept(Generic[T]):
         self._every_s, self._wait_s = every_s, wait_s
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, Mapping[str, T]]] = {}
-        self._looking: dict[str, threading.Thread] = {}
+        self._reading: dict[str, threading.Thread] = {}
 
-    def get(self, cluster: str, look: Callable[[], Mapping[str, T]]) -> Mapping[str, T]:
+    def get(self, cluster: str, read: Callable[[], Mapping[str, T]]) -> Mapping[str, T]:
         with self._lock:
             at, found = self._known.get(cluster, (-math.inf, {}))
             if time.monotonic() - at < self._every_s:
                 return found
-            thread = self._looking.get(cluster)
+            thread = self._reading.get(cluster)
             if thread is None:
-                thread = threading.Thread(target=self._renew, args=(cluster, look), daemon=True)
+                thread = threading.Thread(target=self._renew, args=(cluster, read), daemon=True)
                 thread.start()
-                self._looking[cluster] = thread
+                self._reading[cluster] = thread
         thread.join(self._wait_s)
         with self._lock:
             at, found = self._known.get(cluster, (-math.inf, {}))
         return found if time.monotonic() - at < OLD_S else {}
 
-    def _renew(self, cluster: str, look: Callable[[], Mapping[str, T]]) -> None:
+    def _renew(self, cluster: str, read: Callable[[], Mapping[str, T]]) -> None:
         try:
-            found = look()
+            found = read()
         except Exception:
             log.exception("fleet figures unavailable", cluster=cluster)
             found = {}  # unknown, rather than what was known once
         with self._lock:
-            del self._looking[cluster]
+            del self._reading[cluster]
             _, before = self._known.get(cluster, (0.0, {}))
             self._known[cluster] = time.monotonic(), before if found == before else found
 
@@ -88,40 +88,40 @@ class FleetMeasures:
 
     def __init__(self, queries: Queries, clock: Callable[[], datetime]) -> None:
         self._queries, self._clock = queries, clock
-        self._gauges = Kept[NodeGauges](GAUGES_EVERY_S)
-        self._paces = Kept[float](PACES_EVERY_S)
-        self._lemons = Kept[float](PACES_EVERY_S)
+        self._gauges = CachedRead[NodeGauges](GAUGES_EVERY_S)
+        self._paces = CachedRead[float](PACES_EVERY_S)
+        self._lemons = CachedRead[float](PACES_EVERY_S)
 
     def gauges(self, snapshot: SlurmSnapshot) -> Mapping[str, NodeGauges]:
         """Nodes that reported any in the last minutes."""
 
-        def look() -> Mapping[str, NodeGauges]:
+        def read() -> Mapping[str, NodeGauges]:
             names = [node.name for node in snapshot.gpu_nodes]
             since = self._clock() - GAUGES_LAST
             return gauges(*self._queries.signals.fleet_reports(snapshot.cluster, names, since))
 
-        return self._gauges.get(snapshot.cluster, look)
+        return self._gauges.get(snapshot.cluster, read)
 
     def paces(self, snapshot: SlurmSnapshot) -> Mapping[str, float]:
         """Nodes in a job that reports compute times: the slowest rank's over the median of its peers."""
 
-        def look() -> Mapping[str, float]:
+        def read() -> Mapping[str, float]:
             jobs = [name for name, job in snapshot.jobs.items() if job.active]
             since = self._clock() - PACES_LAST
             return paces(snapshot, self._queries.signals.fleet_steps(snapshot.cluster, jobs, since))
 
-        return self._paces.get(snapshot.cluster, look)
+        return self._paces.get(snapshot.cluster, read)
 
     def lemons(self, snapshot: SlurmSnapshot) -> Mapping[str, float]:
         """The lemon scores; 0 for a node without faults."""
 
-        def look() -> Mapping[str, float]:
+        def read() -> Mapping[str, float]:
             kept = self._queries.nodes.lemons(snapshot.cluster)
             return {
                 node.name: kept[node.name].score if node.name in kept else 0.0 for node in snapshot.gpu_nodes
             }
 
-        return self._lemons.get(snapshot.cluster, look)
+        return self._lemons.get(snapshot.cluster, read)
 
 
 def gauges(reports: Sequence[Report], columns: Mapping[int, Column]) -> dict[str, NodeGauges]:

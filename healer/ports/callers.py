@@ -227,7 +227,7 @@ class Sessions(Protocol):
     def sign_out(self, cookie: str) -> None: ...
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredResponse(msgspec.Struct, frozen=True):
     """An answer kept for a repeat of the same request."""
 
     status: int
@@ -244,7 +244,9 @@ class KeyReused(Exception):
 
 
 class Idempotency(Protocol):
-    def once(self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], Kept]) -> Kept:
+    def once(
+        self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], StoredResponse]
+    ) -> StoredResponse:
         """Runs `act` once per (key, who) in 24 h and keeps its answer; a repeat gets the kept answer.
         The row is committed before `act`; when the process dies in between, the next request with the key
         runs `act` again, with the same request id. Answers of 500 and above are not kept.

@@ -21,7 +21,7 @@ from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresIdempotency
 from healer.bootstrap.storage_checks import check_storage
 from healer.model import HookRequest, Permit
-from healer.ports.callers import Kept
+from healer.ports.callers import StoredResponse
 from healer.ports.request_errors import Unavailable
 from healer.ports.signal_stores import Arrival
 from healer.settings import load
@@ -140,7 +140,7 @@ def test_an_uncertain_commit_is_not_answered_as_done(pair: Pair, engines: Engine
     permit = Permit(id="h1", cluster=CLUSTER, node=name(1), hook="prolog", at=START, until=START)
     signals, keys = PostgresSignals(engine), PostgresIdempotency(engine)
     hooks = PostgresHooks(engine, PostgresSnapshots(engine))
-    answer = Kept(202, {}, b"{}")
+    answer = StoredResponse(202, {}, b"{}")
     asks = [
         lambda: signals.store([signal]),
         lambda: hooks.note(permit, START) or hooks.permit_for(ask),

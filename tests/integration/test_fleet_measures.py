@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
-from healer.console.fleet_map import GAUGES_LAST, PACES_LAST, Kept, gauges, paces
+from healer.console.fleet_map import GAUGES_LAST, PACES_LAST, CachedRead, gauges, paces
 from healer.model import Column, Part
 from healer.model.telemetry import Report
 from healer.ports.answers import NodeGauges
@@ -70,7 +70,7 @@ def test_unchanged_measures_stay_one_object_and_are_read_at_intervals() -> None:
         looked.append(1)
         return {"gpu0001": value}
 
-    seldom, always = Kept[float](3600, wait_s=60), Kept[float](0, wait_s=60)
+    seldom, always = CachedRead[float](3600, wait_s=60), CachedRead[float](0, wait_s=60)
     first = seldom.get("pod1", lambda: look(1))
     assert seldom.get("pod1", lambda: look(2)) is first and len(looked) == 1
     same = always.get("pod1", lambda: look(1))
@@ -81,7 +81,7 @@ def test_unchanged_measures_stay_one_object_and_are_read_at_intervals() -> None:
 
 
 def test_slow_measures_block_no_reader() -> None:
-    hold, kept = threading.Event(), Kept[float](0, wait_s=0)
+    hold, kept = threading.Event(), CachedRead[float](0, wait_s=0)
 
     def slow() -> Mapping[str, float]:
         assert hold.wait(60)

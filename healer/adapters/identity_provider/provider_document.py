@@ -37,7 +37,7 @@ class Published(msgspec.Struct, frozen=True):
     token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
 
 
-class _Kept(Generic[T]):
+class _CachedAnswer(Generic[T]):
     """What the provider answered last. One thread at a time asks for it again, and others wait for that one;
     once the provider has failed they do not: anybody may begin a sign-in, and threads are few."""
 
@@ -71,7 +71,7 @@ class ProviderDocument:
 
     def __init__(self, issuer: str, http: httpx.Client) -> None:
         self.issuer, self._http = issuer, http
-        self._published, self._keys = _Kept[Published](), _Kept[KeySet]()
+        self._published, self._keys = _CachedAnswer[Published](), _CachedAnswer[KeySet]()
 
     def published(self) -> Published:
         """Raises ProviderAway."""

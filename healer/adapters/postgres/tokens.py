@@ -33,11 +33,11 @@ from healer.ports.callers import (
     Caller,
     Enrolled,
     Granted,
-    Kept,
     KeyInFlight,
     KeyReused,
     NewToken,
     Session,
+    StoredResponse,
     enrolled_name,
 )
 from healer.ports.directory import LOCAL, SESSION_IDLE
@@ -414,7 +414,9 @@ class PostgresIdempotency(PostgresStore):
     request with the key finds a row without an answer and repeats the work under the same request id.
     """
 
-    def once(self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], Kept]) -> Kept:
+    def once(
+        self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], StoredResponse]
+    ) -> StoredResponse:
         with request_errors():
             self._remember(key, who, request, now)
             with self._engine.begin() as conn:
@@ -425,7 +427,7 @@ class PostgresIdempotency(PostgresStore):
                     raise KeyReused
                 if row.status is not None:
                     confirm(conn)
-                    return Kept(row.status, dict(row.headers), bytes(row.body))
+                    return StoredResponse(row.status, dict(row.headers), bytes(row.body))
                 kept = act()
                 answer = {"status": kept.status, "headers": kept.headers, "body": kept.body}
                 conn.execute(sa.update(idempotency).where(_this(key, who)).values(answer))

@@ -13,7 +13,7 @@ from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.tokens import PostgresIdempotency
 from healer.model import Component, IncidentState, Mode, Reference, Run, RunState
-from healer.ports.callers import Kept, KeyInFlight, KeyReused
+from healer.ports.callers import KeyInFlight, KeyReused, StoredResponse
 from healer.text import quoted
 from tests.support.api import CLUSTER, Api, incident, save_incident, save_run
 from tests.support.ledgers import consume
@@ -204,14 +204,14 @@ def test_a_key_whose_process_died_is_done_again_under_the_same_id(fresh_database
     now = datetime.now(UTC)
     request = hashlib.sha256(b"body").digest()
 
-    def die() -> Kept:
+    def die() -> StoredResponse:
         raise Killed
 
     with pytest.raises(Killed):
         kept.once("k", "who", request, now, die)
     with pytest.raises(KeyReused):
         kept.once("k", "who", b"other", now, die)
-    answer = Kept(202, {"location": "/x"}, b"{}")
+    answer = StoredResponse(202, {"location": "/x"}, b"{}")
     assert kept.once("k", "who", request, now, lambda: answer) == answer
     assert kept.once("k", "who", request, now, die) == answer
 
@@ -220,9 +220,9 @@ def test_a_key_whose_process_died_is_done_again_under_the_same_id(fresh_database
 def test_no_wrong_clock_makes_a_key_old(fresh_database: sa.Engine, stored: int, retried: int) -> None:
     kept, now, done = PostgresIdempotency(fresh_database), datetime.now(UTC), list[int]()
 
-    def act() -> Kept:
+    def act() -> StoredResponse:
         done.append(1)
-        return Kept(202, {}, b"{}")
+        return StoredResponse(202, {}, b"{}")
 
     for hours in (stored, retried):
         kept.once("k", "who", b"r", now + timedelta(hours=hours), act)
@@ -234,10 +234,10 @@ def test_a_key_in_flight_is_said_so(fresh_database: sa.Engine) -> None:
     kept = PostgresIdempotency(fresh_database)
     now = datetime.now(UTC)
 
-    def meanwhile() -> Kept:
+    def meanwhile() -> StoredResponse:
         with pytest.raises(KeyInFlight):
-            kept.once("k", "who", b"r", now, lambda: Kept(200, {}, b""))
-        return Kept(201, {}, b"done")
+            kept.once("k", "who", b"r", now, lambda: StoredResponse(200, {}, b""))
+        return StoredResponse(201, {}, b"done")
 
     assert kept.once("k", "who", b"r", now, meanwhile).status == 201
 

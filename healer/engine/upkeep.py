@@ -218,7 +218,8 @@ def _end_lost_drains(walk: Walk) -> None:
         change: dict[str, object] = {"run": None, "state": IncidentState.open, "drained_at": None}
         if _REGISTERS_ITSELF.isdisjoint(node.state):
             walk.picture.clear(node.name, walk.now)
-            change = {"run": None, "state": IncidentState.resolved, "closed": walk.now, "closed_why": why}
+            change = {"run": None, "held_by": None, "p0_since": None, "state": IncidentState.resolved}
+            change |= {"closed": walk.now, "closed_why": why}
         walk.work.put(msgspec.structs.replace(incident, **change, updated=walk.now))
 
 

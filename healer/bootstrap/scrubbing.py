@@ -84,9 +84,10 @@ _LOOKS: tuple[tuple[str, str], ...] = (
     ),
     (rf"(<(?:\w+:)?{_NAME}(?:\s[^<>]*)?>)[^<>]+", rf"\1{REMOVED}"),
     # A value that follows an option, or is the next of a list. A secret may look like an option: what then
-    # follows it may be the name of another field, or another option.
+    # follows it may be another option, or, next in a list, the name of another field.
+    (rf"(?<![\w-])(--?{_NAME}[ =])(?!-\w[\s\"'])[^\s\"']+", rf"\1{REMOVED}"),
     (
-        rf"(?<![\w-])(--?{_NAME}(?:[ =]|[\"'],\s*[\"']))(?!-\w[\s\"'])[^\s\"']++(?![\"']\s*:)",
+        rf"(?<![\w-])(--?{_NAME}[\"'],\s*[\"'])(?!-\w[\s\"'])[^\s\"']++(?![\"']\s*:)",
         rf"\1{REMOVED}",
     ),
 )

@@ -127,6 +127,13 @@ def test_a_secret_that_looks_like_an_option_is_removed(where: str) -> None:
     assert secret not in Scrubber([])(UNKNOWN[where](secret))
 
 
+@pytest.mark.parametrize(
+    "text", ['exec "site-tool --password {}": exit status 1', "'site-tool --token {}': 1"]
+)
+def test_the_last_option_of_a_quoted_command_is_removed(text: str) -> None:
+    assert "correcthorse" not in Scrubber([])(text.format("correcthorse"))
+
+
 @given(secret=WORDS)
 def test_every_value_under_the_name_of_a_secret_is_removed(secret: str) -> None:
     document = {

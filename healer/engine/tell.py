@@ -76,6 +76,8 @@ _WAIT_MAX_S = 3600.0
 _PAGE_WAITS = timedelta(minutes=3)
 #: For so long a sink that is full costs a message none of its tries.
 _FULL_FOR = timedelta(hours=1)
+#: The mean wait for recipients who were put off: greylisting takes minutes.
+_PARTIAL_WAIT_S = 300.0
 #: An unreachable feed backs off as after one refusal while the event is younger than this, then as after two.
 _SOON = timedelta(minutes=1)
 #: Events older than this are skipped: a feed that was off for a week resumes with yesterday's.
@@ -366,6 +368,8 @@ def deliver_to(
                 now = clock.now()
                 outcome = outcome_of_failure(attempt, error, now, chance(), may_end=not attempt.page)
                 outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
+                if error.is_partial:
+                    continue
                 break
             now = clock.now()
             outbox.settle(attempt, outcome, _record(attempt, outcome, now), now, notice)
@@ -435,6 +439,12 @@ def outcome_of_failure(
             next_try_at=held_until,
             held_until=held_until,
             counts=False,
+        )
+    if error.is_partial:  # no try, for which later news of the incident would wait: others have this
+        wait = timedelta(seconds=_PARTIAL_WAIT_S * (0.5 + chance))
+        text = said_by(error)
+        return Outcome(
+            state=DeliveryState.due, word="failed", text=text, next_try_at=now + wait, counts=False
         )
     ends = attempt.tries >= _most_tries(attempt, refused=error.refused) or (may_end and error.refused)
     # A page goes out soon after its pager is back.

@@ -37,15 +37,23 @@ APPROVAL_MARK = ":approval"
 
 class DeliveryFailed(Exception):
     """A sink did not accept it; `retry_after_s` if the sink gave one. `refused`: the sink says that it never
-    will (4xx). `is_full`: it has no room for it now (429)."""
+    will (4xx). `is_full`: it has no room for it now (429). `is_partial`: some recipients have it, and the
+    others may get it later."""
 
     def __init__(
-        self, text: Said, retry_after_s: float | None = None, *, refused: bool = False, is_full: bool = False
+        self,
+        text: Said,
+        retry_after_s: float | None = None,
+        *,
+        refused: bool = False,
+        is_full: bool = False,
+        is_partial: bool = False,
     ) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
         self.refused = refused
         self.is_full = is_full
+        self.is_partial = is_partial
 
 
 class Notifier(Protocol):

@@ -521,6 +521,18 @@ def test_a_recipient_who_is_put_off_gets_the_mail_later_and_the_others_no_second
         assert server.mails[-1][0] == ["ops@example.org", "night@example.org"]
 
 
+def test_a_recipient_who_is_put_off_for_an_hour_keeps_no_mail_unsent(papers: Certificates) -> None:
+    clock = [AT]
+    with serve_mail(papers.server) as server:
+        one = mailer(server, papers, now=lambda: clock[0])
+        server.says["rcpt TO:<night@example.org>"] = b"452 mailbox full"
+        with pytest.raises(DeliveryFailed):
+            one.send(notice(), "")
+        clock[0] += timedelta(minutes=61)
+        assert one.send(notice(), "")
+        assert [to for to, _ in server.mails] == [["ops@example.org"]]
+
+
 def test_a_recipient_who_is_put_off_and_then_refused_ends_the_mail(papers: Certificates) -> None:
     with serve_mail(papers.server) as server:
         one = mailer(server, papers)

@@ -1,8 +1,10 @@
 """From incidents and messages in a real database to channels: who gets what, when, and only once."""
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from healer.adapters.notify.mail import Mail
 from healer.adapters.notify.pagerduty import body
 from healer.adapters.postgres import outbox
 from healer.adapters.postgres.metric_figures import gauges
@@ -59,8 +62,9 @@ from healer.text import quoted, say, to_stored
 from healer.text.language import Language
 from tests.support import api
 from tests.support import chats as stand_in
-from tests.support.chats import Chats, serve_chats
+from tests.support.chats import Chats, serve_chats, serve_mail
 from tests.support.loop import shipped
+from tests.support.tls import certificates
 from tests.support.wait import wait_until
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
@@ -1056,6 +1060,42 @@ def test_a_scheduler_that_froze_while_it_sent_holds_no_channel(
         assert len(site.slack()) == 0
         wait_until(lambda: site.round() or len(site.slack()) == 1, 20, what="the other scheduler sends")
         frozen.claim(site.hand.now())  # it thaws
+
+
+# --- e-mail -------------------------------------------------------------------------------------------------
+
+
+def test_a_recipient_with_a_full_mailbox_keeps_no_later_page_from_the_others(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their page waited for that recipient, and the question for an approval waited for that page: a day."""
+    papers = certificates(tmp_path)
+    context = ssl.create_default_context(cafile=str(papers.authority))
+    with serve_mail(papers.server) as server:
+        address, to = f"127.0.0.1:{server.port}", ("ops@example.org", "night@example.org")
+        fields = {"server": address, "sender": "healer@example.org", "user": "healer", "to": to}
+        mail = Mail(
+            Channel(name="ops", kind=ChannelKind.email, **fields), "mail-not-to-be-told", context=context
+        )
+        monkeypatch.setattr(ChannelBook, "of", lambda _, channel: mail)
+        site.notifications = only(site.notifications, "ops")
+        server.says["rcpt TO:<night@example.org>"] = b"452 mailbox full"
+        one = site.incident(severity=Severity.P0, p0_since=site.hand.now())
+        site.put(p0_page(one, "held"))
+        for _ in range(10):
+            site.round(MINUTE)
+        run = Run(
+            id="r2", cluster="pod1", playbook="gpu-fatal", state=RunState.waiting_approval, by="healer",
+            reason="x", created_at=site.hand.now(), node="gpu0001", incident=one.id, question="q",
+        )  # fmt: skip
+        site.put(approval_page(run, one))
+        site.round(MINUTE)
+        assert [to for to, _ in server.mails] == [["ops@example.org"]] * 2
+        del server.says["rcpt TO:<night@example.org>"]
+        for _ in range(10):
+            site.round(MINUTE)
+        assert [to for to, _ in server.mails[2:]] == [["night@example.org"]] * 2
+        assert site.states(channel="ops") == ["sent"] * 2
 
 
 # --- Alertmanager -------------------------------------------------------------------------------------------

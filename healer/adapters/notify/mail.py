@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from email.utils import format_datetime
 from hashlib import sha256
@@ -34,6 +34,8 @@ log = structlog.get_logger()
 WHOLE_S = 60.0
 #: Mails that wait for some of their recipients; beyond these all get them again.
 _PUT_OFF_MAX = 1000
+#: So long a mail waits for them, from the first time: longer than greylisting takes.
+_PUT_OFF_FOR = timedelta(hours=1)
 
 
 class Mail(OneWay):
@@ -48,8 +50,9 @@ class Mail(OneWay):
     ) -> None:
         self._channel, self._password, self._context = channel, password, context
         self._whole_s, self._now = whole_s, now
-        #: By Message-ID: who has a mail that the server put off for others. They get no second one.
-        self._taken: dict[str, set[str]] = {}
+        #: By Message-ID, of mails that the server put off for some: since when, and who has it. They get no
+        #: second one.
+        self._put_off: dict[str, tuple[datetime, set[str]]] = {}
 
     def send(self, notice: Notice, ref: str) -> str:
         """Sends one mail to all. Raises DeliveryFailed, which is `refused` for 5xx."""
@@ -84,9 +87,9 @@ class Mail(OneWay):
 
     def _hand_in(self, connection: smtplib.SMTP, mail: EmailMessage) -> None:
         """To all who do not have it. Raises DeliveryFailed where the server put it off for some (4xx), as
-        servers do that do not know the sender yet."""
+        servers do that do not know the sender yet; no longer after an hour, as for a full mailbox."""
         name = str(mail["Message-ID"])
-        taken = self._taken.get(name, set())
+        since, taken = self._put_off.get(name, (self._now(), set[str]()))
         rest = [address for address in self._channel.to if address not in taken]
         try:
             rejected = connection.send_message(mail, to_addrs=rest)
@@ -97,12 +100,13 @@ class Mail(OneWay):
         for address, (code, _) in rejected.items():
             log.warning("mail server rejected a recipient", address=address, code=code)
         later = [address for address, (code, _) in rejected.items() if code < 500]
-        if later:
-            if len(self._taken) >= _PUT_OFF_MAX:
-                self._taken.clear()
-            self._taken[name] = set(self._channel.to) - set(later)
-            raise DeliveryFailed(say("adapters.mail_later", n=len(later), code=rejected[later[0]][0]))
-        self._taken.pop(name, None)
+        self._put_off.pop(name, None)
+        if later and self._now() - since < _PUT_OFF_FOR:
+            if len(self._put_off) >= _PUT_OFF_MAX:
+                self._put_off.clear()
+            self._put_off[name] = since, set(self._channel.to) - set(later)
+            text = say("adapters.mail_later", n=len(later), code=rejected[later[0]][0])
+            raise DeliveryFailed(text, is_partial=True)
 
     def _safe(self) -> ssl.SSLContext:
         return self._context or ssl.create_default_context()

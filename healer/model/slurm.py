@@ -30,7 +30,8 @@ _LESS = r"Low (?:RealMemory|socket\*core\*thread count|CPUs|TmpDisk)(?: \([^)]*\
 _CORES = (
     r"gres/\S+ GRES (?:core specification|autodetected core affinity) \S+(?: (?:for|on) node \S+)?"
     r" doesn't match socket boundaries\.(?: \(Socket \d+ is cores \d+-\d+\)\.?)?"
-    r"(?: (?:See|Consider) [^;]{1,160})?"
+    r"(?: See Socket Affinity section of gres\.html for more information\.?)?"
+    r"(?: Consider setting \w+=\w+ as part of the Node configuration\.?)?"
 )
 _LOW = rf"(?:{_LESS}|CoreSpec differ|{_GRES}|{_CORES})"
 

@@ -40,6 +40,12 @@ SLURMS_OWN = [
         "(Socket 0 is cores 0-7). See Socket Affinity section of gres.html for more information.",
         "low-resources",
     ),
+    (
+        f"gres/gpu GRES autodetected core affinity 24-31 on node n1 {_BOUNDS}. "
+        "(Socket 0 is cores 0-31). Consider setting Parameters=l3cache_as_socket as part of the Node "
+        "configuration.",
+        "low-resources",
+    ),
     ("SlurmdSpoolDir is full", "spool-full"),
     ("Duplicate jobid", "duplicate-job"),
     ("Prolog/Epilog failure", "prolog-error"),
@@ -71,6 +77,8 @@ def test_slurms_own_reasons(reason: str, kind: str) -> None:
         "SlurmdSpoolDir is full again, ticket 4711",
         "gres/gpu type changed, new cards",
         "gres/gpu GRES core specification 12-15 doesn't match socket boundaries. ann looks at it",
+        f"gres/gpu GRES core specification 12-15 {_BOUNDS}. See ticket 4711, ann swaps the board",
+        f"gres/gpu GRES core specification 12-15 {_BOUNDS}. Consider it broken, do not touch",
         "Job step not running, ann",
         "PSU : swap it",
         "Kill task failed : RMA 4711, do not touch",

@@ -45,7 +45,8 @@ _LOOKS: tuple[tuple[str, str], ...] = (
     (r"\bMUNGE:[\w+/=-]{16,}:?", REMOVED),
     (r"\$(?:[1567]|apr1|2[abxy]|y|argon2\w+)\$[\w./$=,+-]{8,}", REMOVED),
     (r"(https://hooks\.slack\.com/services/)[\w/-]+", rf"\1{REMOVED}"),
-    (r"(?i)(https?://[^\s\"'<>]*?(?:web)?hooks?\w*/)[^\s\"'<>\\]+", rf"\1{REMOVED}"),
+    # Bounded: each `https://` of a long text without blanks would search to its end.
+    (r"(?i)(https?://[^\s\"'<>]{0,200}?(?:web)?hooks?\w*/)[^\s\"'<>\\]+", rf"\1{REMOVED}"),
     (r"(https://api\.telegram\.org/bot)[\w:-]+", rf"\1{REMOVED}"),
     # Before options: a secret may look like one.
     (r"\b(createUser\s+\S+\s+\w+\s+)\S+(\s+\w+\s+)\S+", rf"\1{REMOVED}\2{REMOVED}"),
@@ -65,7 +66,7 @@ _LOOKS: tuple[tuple[str, str], ...] = (
     (r"(?i)\b(pass(?:word|phrase|code)\s+(?:is|was)\s+|login\s+\S+\s+password\s+)[^\s'\"]+", rf"\1{REMOVED}"),
     (rf"({_SECRET_PART}\s+(?:(?:is|was|to|=|\d+)\s+)*[\"']?)(?!\(){_ODD}", rf"\1{REMOVED}"),
     (r"(?i)\b([a-z][a-z0-9+.-]{0,20}://)[^\s/\"'<>]*@", rf"\1{REMOVED}@"),
-    (r"(\bhttps?://[^\s\"'<>?#]+\?)[^\s\"'<>#\\]+", rf"\1{REMOVED}"),
+    (r"(\bhttps?://[^\s\"'<>?#]{1,4000}+\?)[^\s\"'<>#\\]+", rf"\1{REMOVED}"),
     (
         rf"(?m)^([ \t]*)((?:- )?{_NAME}[ \t]*:[ \t]*[|>][\d+-]*[ \t]*\n)(?:\1[ \t]+\S.*(?:\n|\Z))+",
         rf"\1\2\1  {REMOVED}\n",

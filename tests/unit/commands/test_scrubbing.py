@@ -134,6 +134,12 @@ def test_the_last_option_of_a_quoted_command_is_removed(text: str) -> None:
     assert "correcthorse" not in Scrubber([])(text.format("correcthorse"))
 
 
+@pytest.mark.parametrize("word", ["https://", "https://x/", "https://a?", "https://hooks"])
+def test_a_long_text_without_blanks_costs_by_its_length(word: str) -> None:
+    """Each `https://` of 400 kB searched to the end of the text: ten minutes, as any line of a log may be."""
+    assert Scrubber([])(word * (400_000 // len(word)))
+
+
 @given(secret=WORDS)
 def test_every_value_under_the_name_of_a_secret_is_removed(secret: str) -> None:
     document = {

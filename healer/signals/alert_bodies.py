@@ -55,9 +55,9 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     labels: dict[str, str]
     starts_at: str
     ends_at: str | None = None
-    annotations: dict[str, str] = {}
+    annotations: dict[str, str] | None = None
     fingerprint: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    generator_url: str = msgspec.field(default="", name="generatorURL")
+    generator_url: str | None = msgspec.field(default=None, name="generatorURL")
 
 
 class AlertGroup(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -230,9 +230,10 @@ def _observation(alert: Alert, where: Component, now: datetime, source: str, env
         same = ("alert-event", where.cluster, source, envelope)
     # The sender chooses the fingerprint and the envelope, so the place is part of the identity too.
     here = (where.node or "", where.switch or "", str(where.gpu), where.pci or "", where.nic or "")
-    url = alert.generator_url
+    url = alert.generator_url or ""
     # One line for people.
-    text = next((alert.annotations[name] for name in _ANNOTATIONS if alert.annotations.get(name)), "")
+    notes = alert.annotations or {}
+    text = next((notes[name] for name in _ANNOTATIONS if notes.get(name)), "")
     return Observation(
         digest=digest_of(*same, *here),
         kind=ObservationKind.alert,

@@ -220,6 +220,13 @@ def test_a_count_that_the_sender_leaves_empty_costs_no_alert() -> None:
     assert len(found.observations) == 1 and found.lost == 0
 
 
+@pytest.mark.parametrize("field", ["annotations", "generatorURL", "endsAt"])
+def test_a_field_that_the_sender_leaves_empty_costs_no_alert(field: str) -> None:
+    """A map or text that a Go program never set is null in JSON."""
+    found = parsed(alert(**{field: None}))
+    assert len(found.observations) == 1 and found.rejected == ()
+
+
 def test_fields_left_out_by_the_sender_are_reported() -> None:
     assert parsed(alert(), truncatedAlerts=7).lost == 7
 

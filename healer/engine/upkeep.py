@@ -29,6 +29,7 @@ from healer.incidents import Book
 from healer.incidents.certainty import is_proven_unusable
 from healer.incidents.growth import jobs_of_all
 from healer.incidents.impact import hit_at_the_time, hit_since_listed
+from healer.incidents.lifecycle import ended
 from healer.model import (
     ENDED_RUN_STATES,
     NODE_REMOVING,
@@ -218,8 +219,7 @@ def _end_lost_drains(walk: Walk) -> None:
         change: dict[str, object] = {"run": None, "state": IncidentState.open, "drained_at": None}
         if _REGISTERS_ITSELF.isdisjoint(node.state):
             walk.picture.clear(node.name, walk.now)
-            change = {"run": None, "held_by": None, "p0_since": None, "state": IncidentState.resolved}
-            change |= {"closed": walk.now, "closed_why": why}
+            change = ended(walk.now, why)
         walk.work.put(msgspec.structs.replace(incident, **change, updated=walk.now))
 
 

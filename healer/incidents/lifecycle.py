@@ -90,8 +90,10 @@ def jobs_listed(incident: Incident, jobs: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*(incident.jobs_hit if incident.jobs_hit_final else ()), *jobs}))
 
 
-#: Of an incident that is over.
-_NO_RUN: dict[str, object] = {"run": None, "held_by": None, "p0_since": None}
+def ended(at: datetime, why: Said) -> dict[str, object]:
+    """What changes in an incident that ends."""
+    over: dict[str, object] = {"state": IncidentState.resolved, "closed": at, "closed_why": why}
+    return over | {"run": None, "held_by": None, "p0_since": None}
 
 
 def apply_command(incident: Incident, command: Command) -> Incident:
@@ -105,8 +107,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.assign:
             change["acknowledged_by"] = str(data["to"])
         case CommandKind.resolve:
-            change |= {"state": IncidentState.resolved, "closed": at, **_NO_RUN}
-            change["closed_why"] = _by_person("resolved", command)
+            change |= ended(at, _by_person("resolved", command))
         case CommandKind.reopen if incident.is_open and incident.stopped_by is None:
             return incident  # another person was first, and healer may be working on it
         case CommandKind.reopen:
@@ -114,8 +115,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.review:
             change |= {"review": Review(data["review"]), "review_cause": data.get("cause") or None}
         case CommandKind.merge:
-            change |= {"state": IncidentState.resolved, "closed": at, "merged_into": str(data["into"])}
-            change |= _NO_RUN | {"closed_why": _by_person("merged", command)}
+            change |= ended(at, _by_person("merged", command)) | {"merged_into": str(data["into"])}
         case CommandKind.jobs_hit:
             change |= {"jobs_hit": jobs_listed(incident, data["jobs"]), "jobs_hit_final": True}
             change["drained_at"] = incident.drained_at or at
@@ -128,8 +128,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= _run_changed(incident, data, command.by, at) | _cause_by_tests(incident, data)
             change["tried"] = _remedy_tried(incident, data)
         case CommandKind.node_returned:
-            change |= {"state": IncidentState.resolved, "closed": at, **_NO_RUN}
-            change["closed_why"] = _by_person("returned", command)
+            change |= ended(at, _by_person("returned", command))
             change["probation_until"] = at + PROBATION
             change["nodes"] = {name: Verdict.watch for name in incident.nodes}
             change["known_bad_in_service"] = False
@@ -188,8 +187,7 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
         if not (data.get("restarted") or data.get("early")):
             return {"state": IncidentState.open}  # nothing was taken: over once the fault is known to be gone
         # A requeued job has a new life: what happens to that one is news.
-        why = say("incidents.run_done", playbook=str(data.get("playbook")))
-        return _NO_RUN | {"state": IncidentState.resolved, "closed": at, "closed_why": why}
+        return ended(at, say("incidents.run_done", playbook=str(data.get("playbook"))))
     if is_own and state in {RunState.cancelled, RunState.rejected, RunState.undone}:
         return {"run": None, "state": IncidentState.open, "stopped_by": by}
     if not is_own and state in ENDED_RUN_STATES:  # another run, by a person

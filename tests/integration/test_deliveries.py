@@ -1,6 +1,5 @@
 """From incidents and messages in a real database to channels: who gets what, when, and only once."""
 
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,7 +11,6 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.notify.mail import Mail
 from healer.adapters.notify.pagerduty import body
 from healer.adapters.postgres import outbox
 from healer.adapters.postgres.metric_figures import gauges
@@ -1047,13 +1045,10 @@ def test_two_schedulers_notify_each_channel_once(site: Site) -> None:
     assert set(site.states(channel="ops")) == {"sent"}
 
 
-def test_a_scheduler_that_froze_while_it_sent_holds_no_channel(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_that_froze_while_it_sent_holds_no_channel(site: Site) -> None:
     """Its session lived on with its process, and no other scheduler could send there."""
-    monkeypatch.setattr(outbox, "_FROZEN_S", 0.3)
     site.incident(1)
-    frozen = outbox.PostgresChannelOutbox(site.db, "pod1", "ops")
+    frozen = outbox.PostgresChannelOutbox(site.db, "pod1", "ops", frozen_after_s=0.3)
     with pytest.raises(sa.exc.OperationalError), frozen.alone() as is_mine:
         assert is_mine
         site.round()
@@ -1069,16 +1064,16 @@ def test_a_recipient_with_a_full_mailbox_keeps_no_later_page_from_the_others(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their page waited for that recipient, and the question for an approval waited for that page: a day."""
-    papers = certificates(tmp_path)
-    context = ssl.create_default_context(cafile=str(papers.authority))
+    papers, secret = certificates(tmp_path), tmp_path / "password"
+    secret.write_text("mail-not-to-be-told")
+    monkeypatch.setenv("SSL_CERT_FILE", str(papers.authority))
     with serve_mail(papers.server) as server:
         address, to = f"127.0.0.1:{server.port}", ("ops@example.org", "night@example.org")
-        fields = {"server": address, "sender": "healer@example.org", "user": "healer", "to": to}
-        mail = Mail(
-            Channel(name="ops", kind=ChannelKind.email, **fields), "mail-not-to-be-told", context=context
-        )
-        monkeypatch.setattr(ChannelBook, "of", lambda _, channel: mail)
-        site.notifications = only(site.notifications, "ops")
+        channel = Channel(
+            name="ops", kind=ChannelKind.email, server=address, sender="healer@example.org", user="healer",
+            to=to, secret=str(secret),
+        )  # fmt: skip
+        site.notifications = msgspec.structs.replace(only(site.notifications, "ops"), channels=(channel,))
         server.says["rcpt TO:<night@example.org>"] = b"452 mailbox full"
         one = site.incident(severity=Severity.P0, p0_since=site.hand.now())
         site.put(p0_page(one, "held"))

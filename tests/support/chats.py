@@ -317,6 +317,7 @@ class MailServer:
     def __init__(self) -> None:
         self.port = 0
         self.scan_s, self.drips = 0.0, b""
+        self.closing = threading.Event()
         self.mails: list[tuple[list[str], Mail]] = []
         self.says: dict[str, bytes] = {}
         self.plain: list[str] = []
@@ -340,7 +341,7 @@ def serve_mail(certificate: Path, *, tls_at_once: bool = False) -> Iterator[Mail
             try:
                 while mail.drips:
                     self.line.sendall(mail.drips)
-                    time.sleep(0.1)
+                    mail.closing.wait(0.1)
                 self.say(b"220 stand-in")
                 while line := self.file.readline():
                     if not self.command(line.decode("ascii", "replace").strip()):
@@ -383,7 +384,7 @@ def serve_mail(certificate: Path, *, tls_at_once: bool = False) -> Iterator[Mail
                 while (part := self.file.readline()) != b".\r\n":
                     content += part[1:] if part.startswith(b"..") else part
                 mail.mails.append((self.to, message_from_bytes(content)))
-                time.sleep(mail.scan_s)
+                mail.closing.wait(mail.scan_s)
                 self.say(b"250 taken")
             elif word == "QUIT":
                 self.say(b"221 bye")
@@ -403,6 +404,7 @@ def serve_mail(certificate: Path, *, tls_at_once: bool = False) -> Iterator[Mail
     try:
         yield mail
     finally:
+        mail.closing.set()
         server.shutdown()
         thread.join()
         server.server_close()

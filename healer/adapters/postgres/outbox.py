@@ -59,8 +59,8 @@ from healer.text import Said, from_stored, quoted, say
 _CLAIM_S = 60.0
 #: The same for a channel, which one process serves at a time.
 _CHANNEL_CLAIM_S = 20.0
-#: A process that froze while it sent holds its channel for so long: longer than the slowest send.
-_FROZEN_S = 120.0
+#: A process that claims nothing for so long has frozen and loses its channel: longer than the slowest send.
+_FROZEN_AFTER_S = 120.0
 #: Tries of a page that may come close together; later ones are 18 minutes apart.
 _TRIES_AT_ONCE = 5
 #: Longer than any message waits for its next try, and than a channel is left alone.
@@ -172,20 +172,23 @@ def waiting_channels(engine: sa.Engine, cluster: str, now: datetime) -> list[str
 class PostgresChannelOutbox:
     """`healer.ports.outbound.ChannelOutbox`."""
 
-    def __init__(self, engine: sa.Engine, cluster: str, name: str) -> None:
+    def __init__(
+        self, engine: sa.Engine, cluster: str, name: str, *, frozen_after_s: float = _FROZEN_AFTER_S
+    ) -> None:
         self._engine, self._cluster, self.name = engine, cluster, name
+        self._frozen_after_s = frozen_after_s
         self._lock: sa.Connection | None = None
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
         """Whether this process holds the channel: a session-level lock, which ends with the process, or when
-        it has claimed nothing for `_FROZEN_S`."""
+        it has claimed nothing for `frozen_after_s`."""
         asked = {"name": f"channel:{self._cluster}:{self.name}"}
         with self._engine.connect() as conn:
             lock = sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
             is_mine = bool(conn.execute(lock, asked).scalar_one())
             if is_mine:
-                conn.execute(sa.text(f"SET idle_session_timeout = {_FROZEN_S * 1000:.0f}"))
+                conn.execute(sa.text(f"SET idle_session_timeout = {self._frozen_after_s * 1000:.0f}"))
                 self._lock = conn
             conn.commit()
             try:

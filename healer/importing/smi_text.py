@@ -144,8 +144,8 @@ class SmiText:
             why, number = say("importing.no_smi", why=said_by(error)), document.number
             self._found.tally.skip(why, document.lines[0], line=number)
             return
-        models = [gpu.values["product_name"] for gpu in log.gpus if "product_name" in gpu.values]
-        self._found.list_gpus(self._host, next(iter(models), ""), max(len(log.gpus), log.attached or 0))
+        models = (gpu.values["product_name"] for gpu in log.gpus if "product_name" in gpu.values)
+        self._found.list_gpus(self._host, next(models, ""), max(len(log.gpus), log.attached or 0))
         self._found.hosts.add(self._host)
         self._found.add(at_us, SmiLog(self._host, xml), line=document.number)
 

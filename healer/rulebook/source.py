@@ -155,7 +155,7 @@ class Source:
         return (None if self.data is None else self.convert((), self.data, kind)) or kind()
 
     def fields(self, names: Collection[str]) -> dict[str, Any]:
-        """The file as a mapping; a problem for each field that is none of these."""
+        """The file as a mapping; a problem for each field whose name is not in `names`."""
         data = self.mapping((), self.data)
         for name in data:
             if name not in names:

@@ -62,7 +62,7 @@ class ServiceNowDesk:
             "description": cut(ticket.text, _TEXT_MAX),
             "urgency": level,
             "impact": level,
-            "correlation_id": key,
+            _KEY: key,
             "correlation_display": "healer",
         }
         return _found(self.calls.ask("POST", self._path, query={"sysparm_fields": _FIELDS}, body=body))

@@ -38,7 +38,7 @@ from tests.support.wait import wait_until
 NODE = "gpu0001"
 
 
-def told(what: str, seconds: Sequence[float], scale: float = 1.0, unit: str = "s") -> None:
+def print_times(what: str, seconds: Sequence[float], scale: float = 1.0, unit: str = "s") -> None:
     sorted_s = sorted(seconds)
     p50, p95, p99 = (sorted_s[int(len(sorted_s) * share)] * scale for share in (0.5, 0.95, 0.99))
     most = sorted_s[-1] * scale
@@ -82,7 +82,7 @@ def decisions(api: Api, url: str, folder: Path, count: int) -> None:
             wait_until(lambda: state() == "leave", 20, what="the node knows it", every_s=0.005)
             taken.append(time.monotonic() - began)
             set_slot(api, "released_at = now()")
-    told("drain read back → on the node", taken)
+    print_times("drain read back → on the node", taken)
 
 
 def asks(api: Api, client: httpx.Client, count: int) -> None:
@@ -93,7 +93,7 @@ def asks(api: Api, client: httpx.Client, count: int) -> None:
         answer = client.post("/api/v1/signals/heartbeat", json={"node": NODE, "asks": True}, headers=headers)
         taken.append(time.perf_counter() - began)
         assert answer.status_code == 202, answer.text
-    told("a question and its answer", taken, 1000, "ms")
+    print_times("a question and its answer", taken, 1000, "ms")
 
 
 def calls(folder: Path, count: int) -> None:
@@ -104,7 +104,7 @@ def calls(folder: Path, count: int) -> None:
             began = time.perf_counter()
             assert node.ask().success
             taken.append(time.perf_counter() - began)
-    told("node health check, a new connection each", taken, 1000, "ms")
+    print_times("node health check, a new connection each", taken, 1000, "ms")
 
 
 def runs(folder: Path, count: int, *, crash: bool) -> None:
@@ -125,9 +125,9 @@ def runs(folder: Path, count: int, *, crash: bool) -> None:
             decided = job.decide("c")
             assert job.ended("c") == 0
             job.work(2, ["a", "b"], more=1)
-            taken.append(min(job.told.steps(name, 2)[0]["at"] for name in ("a", "b")) - decided)
-            restarts += sum(job.told.of(name)[-1]["restart"] for name in ("a", "b"))
-    told(f"decision on the node → next step of the others{', after a crash' * crash}", taken)
+            taken.append(min(job.log.steps(name, 2)[0]["at"] for name in ("a", "b")) - decided)
+            restarts += sum(job.log.of(name)[-1]["restart"] for name in ("a", "b"))
+    print_times(f"decision on the node → next step of the others{', after a crash' * crash}", taken)
     print(f"restarts that the launchers counted: {restarts} of {2 * count}")
 
 

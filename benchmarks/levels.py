@@ -54,8 +54,8 @@ def main() -> None:
             if len(hours)
             else ""
         )
-        print(f"{one:g} of the peers' spread: {len(hours)} of {OF_EACH} told {shown}")
-    print(f"told wrongly: {int(false.sum())} of {false.size} series in {asked.days} days")
+        print(f"{one:g} of the peers' spread: {len(hours)} of {OF_EACH} reported {shown}")
+    print(f"wrong: {int(false.sum())} of {false.size} series in {asked.days} days")
     print(f"{1e3 * spent_s / points:.1f} ms CPU a point, once in 15 min; {levels.nbytes / 1e6:.1f} MB")
 
 

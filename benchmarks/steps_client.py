@@ -23,9 +23,9 @@ import http.server, json
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
-        told = b'{"accepted":1,"duplicates":0,"unrecognised":0,"rejected":[]}'
-        self.send_response(202); self.send_header("content-length", str(len(told))); self.end_headers()
-        self.wfile.write(told)
+        receipt = b'{"accepted":1,"duplicates":0,"unrecognised":0,"rejected":[]}'
+        self.send_response(202); self.send_header("content-length", str(len(receipt))); self.end_headers()
+        self.wfile.write(receipt)
     def log_message(self, *_): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 print(server.server_port, flush=True)

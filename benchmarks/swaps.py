@@ -144,7 +144,7 @@ class Bench:
                 self._strike(one, aim, self.random.choice(one.others[1:]), fault)
                 self._goes_on(one, aim, kind.nodes - number, fault)
             self._shrinks(one)
-            one.told.work(kind.nodes - kind.faults, one.others)
+            one.log.work(kind.nodes - kind.faults, one.others)
             for node in sorted(one.faulty):
                 self._check("process left", one, not one.left_on(node), str(one.left_on(node)))
             self._check("swapped job requeued", one, one.shown()["Restarts"] == "0")
@@ -173,7 +173,7 @@ class Bench:
             time.sleep(self.random.uniform(0, MOMENTS_S))
             print(f"job {one.job}: {fault.title} on {node}", flush=True)
             one.fault(node, fault, of_node=False)
-            one.told.work(kind.nodes, one.nodes)
+            one.log.work(kind.nodes, one.nodes)
             time.sleep(max(0.0, one.said_at + STAYS_S - time.time()))
             ordered = [name for name in one.nodes if one.is_to_leave(name)]
             stays = not ordered and one.shown()["Restarts"] == "0" and one.held() == list(one.nodes)
@@ -273,7 +273,7 @@ class Bench:
         site = self.swaps.site
         return [name for name in site.slurm.node_names if site.drains(name) > 0]
 
-    # --- what is told
+    # --- what is printed
 
     def _check(self, what: str, one: Training, good: bool, why: str = "") -> None:
         if not good:

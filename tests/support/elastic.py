@@ -16,7 +16,7 @@ JOB = Path(__file__).parent / "elastic_job.py"
 DESCRIBED, LEAVING_LATE = JOB.with_name("described.py"), JOB.with_name("leaving_late.py")
 
 
-class Told:
+class StepLog:
     """What workers of the job have written of their steps, by node."""
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ class Agents:
     def __init__(
         self, folder: Path, names: Sequence[str], least: int, *, trainer: str = "plain", steps: int = 0
     ) -> None:
-        self.folder, self.names, self.told = folder, names, Told(folder)
+        self.folder, self.names, self.log = folder, names, StepLog(folder)
         self._least, self._trainer, self._steps = least, trainer, steps
         self._port = free_port()
         self._processes: dict[str, forked.Forked] = {}
@@ -99,15 +99,15 @@ class Agents:
 
     def decide(self, name: str, **more: Any) -> float:
         """healer takes the node out; when that was."""
-        told = {
+        verdict = {
             "node": name,
             "state": "leave",
             "reason": "Xid 79: GPU fell off the bus",
             "incident": "0a1b2c3d",
         }
-        told |= {"heard_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | more
+        verdict |= {"heard_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | more
         fresh = self.folder / "fresh"
-        fresh.write_text(json.dumps(told))
+        fresh.write_text(json.dumps(verdict))
         fresh.rename(self.verdict(name))
         return time.time()
 
@@ -115,7 +115,7 @@ class Agents:
         return (self.folder / f"{name}.txt").read_text(errors="replace")
 
     def work(self, world: int, names: Sequence[str] = (), *, more: int = 10) -> None:
-        self.told.work(world, names or self.names, more=more)
+        self.log.work(world, names or self.names, more=more)
 
     def pid(self, name: str) -> int:
         return self._processes[name].pid

@@ -35,7 +35,7 @@ TRAINER, FOLDER, NODE, STEPS = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(
 SAVED, ASKED, BEGUN = FOLDER / "last.pt", FOLDER / "asked.json", FOLDER / "begun"
 
 
-def told(**what: Any) -> None:
+def write_line(**what: Any) -> None:
     about = {"at": time.time(), "rank": int(os.environ["RANK"]), "world": int(os.environ["WORLD_SIZE"])}
     about["restart"] = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     with (FOLDER / f"{NODE}.jsonl").open("a") as file:
@@ -77,7 +77,7 @@ def last_as_asked(moment: str, step: int, *, holds: bool) -> None:
     wish = asked()
     if (wish.get("moment"), wish.get("step")) != (moment, step):
         return
-    told(moment=moment, holds=holds, lasts_s=wish["lasts_s"])
+    write_line(moment=moment, holds=holds, lasts_s=wish["lasts_s"])
     if holds:
         BEGUN.touch()
         time.sleep(wish["lasts_s"])
@@ -103,7 +103,7 @@ def loss_of(model: nn.Module) -> torch.Tensor:
 def loop(plain: nn.Module, model: nn.Module, backward: Any) -> None:
     optimizer = torch.optim.SGD(plain.parameters(), lr=LEARNING)
     step = begun(plain)
-    told(from_step=step, pid=os.getpid(), born_at=BORN_AT, cpu_s=time.process_time())
+    write_line(from_step=step, pid=os.getpid(), born_at=BORN_AT, cpu_s=time.process_time())
     while not ended(step):
         optimizer.zero_grad()
         loss = loss_of(model)
@@ -112,7 +112,7 @@ def loop(plain: nn.Module, model: nn.Module, backward: Any) -> None:
         optimizer.step()
         step += 1
         save(plain, step)
-        told(step=step, loss=float(loss))
+        write_line(step=step, loss=float(loss))
 
 
 def ddp() -> None:
@@ -140,17 +140,17 @@ def lightning() -> None:
             self.step = begun(self.plain)
 
         def on_train_start(self) -> None:
-            told(from_step=self.step)
+            write_line(from_step=self.step)
 
         def training_step(self, _batch: Any, _number: int) -> torch.Tensor:
             loss = loss_of(self.plain)
-            self.told_loss = float(loss)
+            self.shared_loss = float(loss)
             return loss
 
         def on_train_batch_end(self, *_: Any) -> None:
             self.step += 1
             save(self.plain, self.step)
-            told(step=self.step, loss=self.told_loss)
+            write_line(step=self.step, loss=self.shared_loss)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=LEARNING)
@@ -198,13 +198,13 @@ def connected(at: tuple[str, int]) -> socket.socket:
 
 def plain() -> None:
     peers, step = Peers(), begun(None)
-    told(from_step=step, pid=os.getpid())
+    write_line(from_step=step, pid=os.getpid())
     while not ended(step):
         time.sleep(WORK_S)
         peers.meet()
         step += 1
         save(None, step)
-        told(step=step)
+        write_line(step=step)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from healer.embedded.embedded_slurm import RealSlurm
 from tests.support import slurm as slurm_support
-from tests.support.elastic import Told, step_of_agents
+from tests.support.elastic import StepLog, step_of_agents
 from tests.support.follower import XID_79, Following, following
 from tests.support.looking import asking
 from tests.support.node_ssh import SshNode, SshSite
@@ -47,7 +47,7 @@ case $1 in"""
 
 #: Moments of a job; of the last two it is asked to let one last.
 MEETING, CHECKPOINT, ALL_REDUCE = "rendezvous", "checkpoint", "all-reduce"
-#: So many steps more an end is told ahead, that no rank misses it.
+#: So many steps more an end is announced ahead, so that no rank misses it.
 LAST_STEPS = 30
 
 
@@ -155,7 +155,7 @@ class Swaps:
             stack.callback(one.cancel)
             one.follow(stack)
             if at_work:
-                one.told.work(nodes, one.nodes)
+                one.log.work(nodes, one.nodes)
             yield one
 
 
@@ -164,7 +164,7 @@ class Training:
 
     def __init__(self, swaps: Swaps, folder: Path, comment: str, nodes: int, least: int) -> None:
         self.swaps, self.site, self.folder = swaps, swaps.site, folder
-        self.told = Told(folder)
+        self.log = StepLog(folder)
         self.bad, self.said_at, self.faulty = "", 0.0, set[str]()
         #: When a worker on another node was last ended, so that all meet again.
         self.broken_at = 0.0
@@ -246,7 +246,7 @@ class Training:
         self._signal(node, signal.SIGKILL)
 
     def _signal(self, node: str, number: int) -> None:
-        pid = self.told.pid(node)
+        pid = self.log.pid(node)
         if number and pid and self._runs_there(pid, node):
             os.kill(pid, number)
 
@@ -268,12 +268,12 @@ class Training:
 
     def newest(self) -> int:
         """The last step that any rank has made."""
-        made = (one["step"] for name in self.nodes for one in self.told.of(name) if "loss" in one)
+        made = (one["step"] for name in self.nodes for one in self.log.of(name) if "loss" in one)
         return max(made, default=0)
 
     def was_in(self, moment: str, at: float) -> bool:
         """Whether it was then in this moment, by what its ranks have written."""
-        lines = [self.told.of(file.stem) for file in self.folder.glob("*.jsonl")]
+        lines = [self.log.of(file.stem) for file in self.folder.glob("*.jsonl")]
         if moment == MEETING:
             begun = [one["at"] for rank in lines for one in rank if "from_step" in one and one["at"] > at]
             steps = [one["at"] for rank in lines for one in rank if "loss" in one and one["at"] > at]
@@ -303,7 +303,7 @@ class Training:
         return found
 
     def _resumed(self, name: str, world: int) -> dict[str, Any] | None:
-        lines = self.told.of(name)
+        lines = self.log.of(name)
         began = [n for n, one in enumerate(lines) if "from_step" in one and one["at"] > self.said_at]
         steps = lines[began[-1] :] if began else []
         return next((steps[0] | one for one in steps if "step" in one and one["world"] == world), None)
@@ -313,7 +313,7 @@ class Training:
         it was made: none goes on with a state that is not that step's."""
         losses: dict[int, float] = {}
         for file in self.folder.glob("*.jsonl"):
-            for one in self.told.of(file.stem):
+            for one in self.log.of(file.stem):
                 if "loss" in one:
                     loss = losses.setdefault(one["step"], one["loss"])
                     assert abs(one["loss"] - loss) < 1e-4 * loss, (file.stem, one, loss)
@@ -325,11 +325,11 @@ class Training:
 
     def check_starts(self) -> None:
         """Each start went on from the newest checkpoint. The rank that saved it may have died since."""
-        lines = [one for file in self.folder.glob("*.jsonl") for one in self.told.of(file.stem)]
+        lines = [one for file in self.folder.glob("*.jsonl") for one in self.log.of(file.stem)]
         saved = [one for one in lines if "loss" in one and one["step"] % SAVE_EVERY == 0]
         for start in (one for one in lines if "from_step" in one):
-            told = [one["step"] for one in saved if one["rank"] == 0 and one["at"] < start["at"]]
-            newest = max(told, default=0)
+            steps = [one["step"] for one in saved if one["rank"] == 0 and one["at"] < start["at"]]
+            newest = max(steps, default=0)
             assert start["from_step"] in (newest, newest + SAVE_EVERY), (start, newest)
 
     def left_on(self, node: str) -> list[int]:
@@ -359,8 +359,8 @@ class Training:
     def has_shrunk(self) -> bool:
         """It runs on without its bad nodes. Of one that completes Slurm counts only nodes still at it."""
         shown = self.shown()
-        told = shown["JobState"], shown["Restarts"], shown["NumNodes"]
-        return told == ("RUNNING", "0", str(len(self.others))) and self.held() == list(self.others)
+        state = shown["JobState"], shown["Restarts"], shown["NumNodes"]
+        return state == ("RUNNING", "0", str(len(self.others))) and self.held() == list(self.others)
 
     def said(self) -> str:
         return "\n".join(

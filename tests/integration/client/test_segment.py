@@ -45,7 +45,7 @@ class Task:
 
     def decide(self, state: str, node: str = "gpu0003") -> None:
         heard_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        told = {
+        verdict = {
             "node": node,
             "state": state,
             "heard_at": heard_at,
@@ -53,7 +53,7 @@ class Task:
             "reason": "Xid 79",
         }
         fresh = self.folder / "fresh"
-        fresh.write_text(json.dumps(told))
+        fresh.write_text(json.dumps(verdict))
         fresh.rename(self.folder / "verdict.json")
 
     def start(self, *command: str, **environ: str) -> None:

@@ -36,9 +36,9 @@ LEAVE = {
 }
 
 
-def written(folder: Path, told: Any, mode: int = 0o644) -> str:
+def written(folder: Path, verdict: Any, mode: int = 0o644) -> str:
     path = folder / "verdict.json"
-    path.write_text(told if isinstance(told, str) else json.dumps(told))
+    path.write_text(verdict if isinstance(verdict, str) else json.dumps(verdict))
     path.chmod(mode)
     return str(path)
 
@@ -49,7 +49,7 @@ def test_a_certain_decision_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "verdict",
     [
         pytest.param(LEAVE | {"state": "healthy"}, id="healthy"),
         pytest.param(LEAVE | {"state": "unknown"}, id="unknown"),
@@ -65,8 +65,8 @@ def test_a_certain_decision_is_read(tmp_path: Path) -> None:
         pytest.param([LEAVE], id="a list"),
     ],
 )
-def test_what_is_not_certain_is_no_decision(tmp_path: Path, told: Any) -> None:
-    assert _verdict.leave_of(written(tmp_path, told), {"gpu0003"}, NOW) is None
+def test_what_is_not_certain_is_no_decision(tmp_path: Path, verdict: Any) -> None:
+    assert _verdict.leave_of(written(tmp_path, verdict), {"gpu0003"}, NOW) is None
 
 
 def test_a_file_that_others_may_have_written_is_no_decision(tmp_path: Path) -> None:
@@ -319,12 +319,12 @@ def test_agent_of_a_bad_node_leaves_and_the_others_go_on_from_the_checkpoint(
         decided = job.decide("c")
         assert job.ended("c") == 0
         job.work(2, ["a", "b"])
-        saved = max(one["step"] for one in job.told.steps("c", 3)) // 5 * 5
+        saved = max(one["step"] for one in job.log.steps("c", 3)) // 5 * 5
         for name in ("a", "b"):
-            again = [one for one in job.told.of(name) if "from_step" in one and one["world"] == 2]
+            again = [one for one in job.log.of(name) if "from_step" in one and one["world"] == 2]
             assert len(again) == 1 and again[0]["from_step"] in (saved - 5, saved, saved + 5)
             assert again[0]["from_step"] > 0
-            first = job.told.steps(name, 2)[0]
+            first = job.log.steps(name, 2)[0]
             assert first["step"] == again[0]["from_step"] + 1
             assert again[0]["restart"] == 0  # none of those that the launcher was allowed
             print(f"{trainer}: {name} makes its next step {first['at'] - decided:.1f} s after the decision")
@@ -344,7 +344,7 @@ def test_two_faults_in_a_row_on_five_nodes(tmp_path: Path) -> None:
         assert job.ended("b") == 0
         job.work(3, ["a", "c", "d"])
         for name in ("a", "c", "d"):
-            starts = [one for one in job.told.of(name) if "from_step" in one]
+            starts = [one for one in job.log.of(name) if "from_step" in one]
             assert [one["world"] for one in starts] == [5, 4, 3]
             assert [one["restart"] for one in starts] == [0, 0, 0]
             assert 0 < starts[1]["from_step"] < starts[2]["from_step"]
@@ -358,11 +358,11 @@ def test_a_standby_takes_the_place_of_the_one_that_leaves(tmp_path: Path) -> Non
         job.work(3, ["a", "b", "c"])
         job.start("d", "--nnodes=3:3", "--max-restarts=1", HEALER_SWAP="3")
         job.work(3, ["a", "b", "c"], more=60)  # the standby has come, and waits
-        assert not job.told.of("d")
+        assert not job.log.of("d")
         job.decide("c")
         assert job.ended("c") == 0
         job.work(3, ["a", "b", "d"])
-        assert [one["from_step"] > 0 for one in job.told.of("d") if "from_step" in one] == [True]
+        assert [one["from_step"] > 0 for one in job.log.of("d") if "from_step" in one] == [True]
 
 
 def test_a_worker_that_died_of_the_fault_comes_back_once_at_most_before_its_agent_leaves(
@@ -382,7 +382,7 @@ def test_a_worker_that_died_of_the_fault_comes_back_once_at_most_before_its_agen
         assert job.ended("c") == 0
         job.work(2, ["a", "b"])
         for name in ("a", "b"):
-            starts = [one for one in job.told.of(name) if "from_step" in one]
+            starts = [one for one in job.log.of(name) if "from_step" in one]
             assert starts[-1]["world"] == 2 and starts[-1]["restart"] <= 1 and len(starts) <= 3
 
 
@@ -397,9 +397,9 @@ def test_after_one_has_left_no_later_round_waits_for_it(tmp_path: Path, least: i
         assert job.ended("c") == 0
         job.work(2, ["a", "b"])
         ended_at = time.time()
-        os.kill(job.told.pid("b"), signal.SIGKILL)
+        os.kill(job.log.pid("b"), signal.SIGKILL)
         job.work(2, ["a", "b"], more=20)
-        starts = [one["at"] for one in job.told.of("a") if one["at"] > ended_at and "from_step" in one]
+        starts = [one["at"] for one in job.log.of("a") if one["at"] > ended_at and "from_step" in one]
         print(f"workers {starts[-1] - ended_at:.1f} s after the end of one")
         assert starts[-1] - ended_at < 30
 
@@ -413,13 +413,13 @@ def test_a_frozen_worker_of_a_bad_node_holds_the_others_up_for_seconds_only(
         for name in job.names:
             job.start(name, "--max-restarts=3", *options)
         job.work(3)
-        os.kill(job.told.pid("c"), signal.SIGSTOP)
-        os.kill(job.told.pid("b"), signal.SIGKILL)
+        os.kill(job.log.pid("c"), signal.SIGSTOP)
+        os.kill(job.log.pid("b"), signal.SIGKILL)
         time.sleep(1.0)
         decided = job.decide("c")
         assert job.ended("c") == 0
         job.work(2, ["a", "b"], more=1)
-        next_at = min(job.told.steps(name, 2)[0]["at"] for name in ("a", "b"))
+        next_at = min(job.log.steps(name, 2)[0]["at"] for name in ("a", "b"))
         print(f"next step {next_at - decided:.1f} s after the decision")
         # torch gives workers 30 s, and waits 30 s for an agent that may still come.
         assert next_at - decided < 30
@@ -441,9 +441,7 @@ def test_where_the_others_could_not_go_on_the_training_goes_on_as_it_is(tmp_path
         assert "no healer:swap=N in the job's comment" in job.said("b")
         assert "3 nodes would be left, and 4 are needed" in job.said("c")
         assert "no restart is left" in job.said("d")
-        assert [len([one for one in job.told.of(name) if "from_step" in one]) for name in job.names] == [
-            1
-        ] * 4
+        assert [len([one for one in job.log.of(name) if "from_step" in one]) for name in job.names] == [1] * 4
 
 
 def test_of_two_bad_nodes_one_leaves_where_the_job_can_lose_one_only(tmp_path: Path) -> None:
@@ -468,7 +466,7 @@ def test_without_a_verdict_it_is_torchrun(tmp_path: Path) -> None:
         for name in job.names:
             job.start(name)
         assert [job.ended(name) for name in job.names] == [0, 0]
-        assert [one["step"] for one in job.told.steps("b", 2)] == [1, 2, 3, 4, 5]
+        assert [one["step"] for one in job.log.steps("b", 2)] == [1, 2, 3, 4, 5]
 
 
 def test_a_failure_of_the_script_is_the_status_as_with_torchrun(tmp_path: Path) -> None:

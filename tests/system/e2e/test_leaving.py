@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import slurm as slurm_support
-from tests.support.elastic import Told, step_of_agents
+from tests.support.elastic import StepLog, step_of_agents
 from tests.support.follower import XID_79, following
 from tests.support.site import CLUSTER, Site
 from tests.support.stack import scratch_folder
@@ -47,12 +47,12 @@ def test_a_fault_line_makes_the_agent_of_its_node_leave_and_the_others_go_on(
 ) -> None:
     job = submit(site, folder)
     nodes = site.job(job).nodes
-    bad, others, told = nodes[2], nodes[:2], Told(folder)
+    bad, others, log = nodes[2], nodes[:2], StepLog(folder)
     settings = {"HEALER_CLUSTER": CLUSTER, "HEALER_VERDICT_FILE": str(folder / f"{bad}.verdict")}
     with following(folder / "follower", site.stack.url, HEALER_NODE=bad, **settings) as follower:
         follower.token.write_text(site.token("signals", node=bad, cluster=CLUSTER))
         follower.start()
-        told.work(3, nodes)
+        log.work(3, nodes)
         follower.say(XID_79)
         said = time.time()
         wait_until(lambda: site.drained_by_us(bad), 30, what=f"{bad} is drained", every_s=0.05)
@@ -64,15 +64,15 @@ def test_a_fault_line_makes_the_agent_of_its_node_leave_and_the_others_go_on(
             every_s=0.05,
         )
         knows = time.time()
-        told.work(2, others)
-    first = min(told.steps(name, 2)[0]["at"] for name in others)
+        log.work(2, others)
+    first = min(log.steps(name, 2)[0]["at"] for name in others)
     print(
         f"line → drained {drained - said:.1f}, on the node {knows - said:.1f}, next step {first - said:.1f} s"
     )
     for name in others:
-        again = [one for one in told.of(name) if "from_step" in one and one["world"] == 2]
+        again = [one for one in log.of(name) if "from_step" in one and one["world"] == 2]
         assert len(again) == 1 and again[0]["from_step"] > 0 and again[0]["restart"] == 0
     shown = site.job(job)
     assert (shown.state, shown.restarts) == ("RUNNING", 0)
-    assert told.of(bad)[-1]["world"] == 3
+    assert log.of(bad)[-1]["world"] == 3
     assert "this agent leaves" in (folder / "2.txt").read_text()

@@ -48,16 +48,16 @@ def test_a_job_goes_on_without_its_node_and_slurm_takes_the_node_out(swaps: Swap
         one.fault(random.choice(one.nodes[1:]))
         first = one.goes_on(LEAST)
         shrunk(one)
-        one.told.work(LEAST, one.others)
+        one.log.work(LEAST, one.others)
         assert one.has_shrunk(), one.shown()
         assert [name for name in one.nodes if one.site.drained_by_us(name)] == [one.bad]
         for name in one.others:
-            (start,) = [was for was in one.told.of(name) if "from_step" in was and was["world"] == LEAST]
-            before = one.told.steps(name, NODES)[-1]["step"]
+            (start,) = [was for was in one.log.of(name) if "from_step" in was and was["world"] == LEAST]
+            before = one.log.steps(name, NODES)[-1]["step"]
             assert start["from_step"] % SAVE_EVERY == 0 and start["restart"] == 0
             assert before - 2 * SAVE_EVERY <= start["from_step"] <= before
         one.check_losses()
-        last = max(one.told.steps(name, NODES)[-1]["at"] for name in one.others)
-        begun = [was["at"] for was in one.told.of(one.others[0]) if was["world"] == LEAST]
+        last = max(one.log.steps(name, NODES)[-1]["at"] for name in one.others)
+        begun = [was["at"] for was in one.log.of(one.others[0]) if was["world"] == LEAST]
         parts = [f"{at - one.said_at:.1f}" for at in (last, begun[0], first["at"])]
         print(f"{one.bad}: line → last step of five, workers of four, next step: {', '.join(parts)} s")

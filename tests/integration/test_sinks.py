@@ -300,6 +300,17 @@ def test_new_page_does_not_wait_behind_one_that_the_sink_never_takes(fresh_datab
     assert sink.ids() == ["a:p0", "b:p0", "a:p0"]
 
 
+def test_what_a_process_whose_clock_is_ahead_says_goes_out_at_once(fresh_database, sink, hand):
+    """The page of a detector that was ten minutes ahead waited ten minutes, and the tickets too."""
+    hand.at = datetime.now(UTC) + timedelta(seconds=1)
+    ahead = hand.now() + timedelta(minutes=10)
+    with fresh_database.begin() as conn:
+        for item in (page(), ticket()):
+            outbox.queue(conn, item, at=ahead, has_sink=True)
+    assert deliver(fresh_database, sink, hand) == 2
+    assert sink.ids() == ["1f2e3d4c:p0", "1f2e3d4c:ticket"]
+
+
 def test_a_silent_sink_costs_one_time_out_a_round(fresh_database, sink, hand):
     put(fresh_database, page("a:p0"), page("b:p0"))
     sink.answers.append(None)

@@ -70,14 +70,15 @@ _LONGEST = FORGOTTEN
 def queue(
     conn: sa.Connection, item: Message | Ticket, *, at: datetime, has_sink: bool, routed: bool = False
 ) -> None:
-    """Queues it in the caller's transaction; an id that is already there changes nothing."""
+    """Queues it in the caller's transaction; an id that is already there changes nothing. `at`: by the
+    caller's clock, which may be ahead: no message waits for that."""
     row = insert(messages).values(
         **pick(item, "id", "cluster", "incident"),
         kind="message" if isinstance(item, Message) else "ticket",
         page=isinstance(item, Message) and item.page,
         at=at,
         state="due" if has_sink else "listed",
-        next_try_at=at if has_sink else None,
+        next_try_at=sa.func.least(at, sa.func.now()) if has_sink else None,
         doc=storable_doc(item),
         routed=routed,
     )

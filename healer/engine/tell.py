@@ -58,8 +58,8 @@ log = structlog.get_logger()
 
 #: Tries of one delivery, or of one event that the sink refuses.
 MAX_TRIES = 5
-#: Those of a page, and of an incident's opening at a channel: some 18 minutes apart for a day, unless the
-#: incident is over before.
+#: Those of a page, and of a digest or an incident's opening at a channel: some 18 minutes apart for a day,
+#: unless the incident is over before.
 OPENING_TRIES = MAX_TRIES + 80
 #: Those of the news that an incident is over, as a page that nothing closes stays open, and of a ticket that
 #: its system does not refuse: hourly for a week.
@@ -472,9 +472,10 @@ def _most_tries(attempt: Attempt, *, refused: bool = False) -> int:
 
 
 def _is_opening(attempt: Attempt) -> bool:
-    """A page, or at a channel the opening of an incident, which is true as long as that is open."""
+    """A page, or at a channel the opening of an incident, which is true as long as that is open, or a digest,
+    the only news of what it lists."""
     opens = attempt.stage is Stage.opened and attempt.doc.get("incident") is not None
-    return attempt.page or (bool(attempt.channel) and opens)
+    return attempt.page or attempt.is_digest or (bool(attempt.channel) and opens)
 
 
 def _check_tries(attempt: Attempt) -> None:

@@ -161,6 +161,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     channel: str = ""
     thread: str = ""
     stage: Stage = Stage.opened
+    is_digest: bool = False
     reference: str = ""
     is_over: bool = False
 

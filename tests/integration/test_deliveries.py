@@ -526,6 +526,18 @@ def test_low_urgency_incidents_are_sent_hourly_in_one_message(site: Site) -> Non
     assert len(site.slack()) == 1  # it had already ended
 
 
+def test_a_digest_waits_until_its_channel_is_back(site: Site) -> None:
+    """Five attempts are over after some 20 minutes: an hour's outage lost the only news of what it listed."""
+    site.notifications = only(site.notifications, "ops")
+    site.incident(1, severity=Severity.P2)
+    site.incident(2, severity=Severity.P3)
+    site.round()
+    for _ in range(tell.MAX_TRIES + 1):
+        away(site, 60 * MINUTE)
+    site.round()
+    assert "2 low-urgency incidents" in site.slack()[0]["text"]
+
+
 def test_end_of_an_incident_from_a_digest_is_in_the_next_digest(site: Site) -> None:
     one = site.incident(severity=Severity.P2)
     site.round()

@@ -248,6 +248,7 @@ class PostgresChannelOutbox:
                 page=row.how == Manner.page,
                 begun=conn.execute(sa.select(sa.func.count()).where(*begun)).scalar_one(),
                 stage=Stage(row.stage),
+                is_digest=row.how == Manner.digest,
                 reference=conn.execute(reference).scalar() or "",
                 is_over=(row.stage == Stage.opened and _is_over(conn, row.thread, row.message))
                 or (was_tried and conn.execute(_overtaken(row.id)).scalar_one()),

@@ -86,6 +86,9 @@ def access_to(settings: Settings, channel: Channel) -> ChannelAccess:
     if names:
         may_lack = channel.kind in _MAY_LACK and not channel.secret and not channel.user
         secret = _secret(settings, channel, channel.secret or names[0], may_lack=may_lack)
+        if not f"{channel.user}{secret or ''}".isascii():
+            whose = say("setup.channel_of_rules", name=channel.name)
+            raise SettingsError(say("setup.secret_not_ascii", where=channel.secret or names[0], whose=whose))
     return ChannelAccess(channel, url, secret, buttons=settings.slack_signing_secret is not None)
 
 

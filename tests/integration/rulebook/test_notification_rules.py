@@ -156,6 +156,9 @@ def test_a_channel_without_its_secret_stops_the_start_with_one_sentence(folder: 
     file.write_text("\n")
     with pytest.raises(SettingsError, match="is empty"):
         check_channels(settings, found)
+    file.write_text("“xoxb-1”\n")
+    with pytest.raises(SettingsError, match=r"the channel ops in .* must be ASCII"):
+        check_channels(settings, found)
     file.write_text("xoxb-1\n")
     check_channels(settings, found)
 

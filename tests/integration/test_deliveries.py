@@ -770,6 +770,23 @@ def test_refused_message_becomes_a_dead_letter_at_once_unless_it_pages(site: Sit
     assert site.states() == ["failed", "sent"]
 
 
+@pytest.mark.parametrize("error", ["is_inactive", "channel_not_found"])
+def test_an_open_incident_goes_on_in_the_new_channel_where_the_old_one_is_archived(
+    site: Site, error: str
+) -> None:
+    """Its end was a dead letter at once, and its page was refused for a day."""
+    site.notifications = only(site.notifications, "ops")
+    one = site.incident()
+    site.round()
+    site.chats.answers.append((200, {}, {"ok": False, "error": error}))
+    site.put(p0_page(msgspec.structs.replace(one, severity=Severity.P0, p0_since=START), "held"))
+    site.round(1)
+    assert (len(site.roots()), site.states()) == (2, ["sent", "sent"])
+    site.put(over(one, site.hand.now()))
+    site.round(1)
+    assert ":white_check_mark:" in str(site.roots()[1]["blocks"])
+
+
 def test_new_page_goes_before_one_that_the_channel_never_takes(site: Site) -> None:
     site.notifications = only(site.notifications, "night")
     for name in ("a:p0", "b:p0"):

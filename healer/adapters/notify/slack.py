@@ -30,8 +30,14 @@ _RETRYABLE = frozenset(
         "request_timeout", "team_added_to_org", "external_channel_migrating",
     }
 )  # fmt: skip
-#: The root message cannot be updated: a new one is posted.
-_GONE = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
+#: The root message cannot be updated, also because its channel is archived and the rules name another: a new
+#: one is posted.
+_GONE = frozenset(
+    {
+        "message_not_found", "cant_update_message", "edit_window_closed",
+        "channel_not_found", "is_inactive", "is_archived", "not_in_channel",
+    }
+)  # fmt: skip
 #: The prefix of response URLs for pressed buttons.
 REPLIES = "https://hooks.slack.com/"
 _MARK = {Severity.P0: ":red_circle:", Severity.P1: ":large_orange_circle:"}
@@ -122,9 +128,8 @@ def _checked(body: Any, wait_s: float | None) -> dict[str, Any]:
         return body
     error = cut(str(body.get("error") or say("api.no_reason")), 200)
     why = say("adapters.who_refused", who="Slack", error=error)
-    if error in _GONE:
-        raise _Gone(why)
-    raise DeliveryFailed(why, retry_after_s=wait_s, refused=error not in _RETRYABLE)
+    failure = _Gone if error in _GONE else DeliveryFailed
+    raise failure(why, retry_after_s=wait_s, refused=error not in _RETRYABLE)
 
 
 # --- layout ----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import logging
 import ssl
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from email.header import decode_header, make_header
 from typing import Any
 
 import msgspec
@@ -459,6 +460,16 @@ def test_refusal_of_the_mail_server_fails_the_delivery_with_its_text(
             mailer(server, papers).send(notice(), "")
         assert failed.value.refused is refused
         assert "not-to-be-told" not in str(failed.value)
+
+
+def test_a_recipients_name_needs_no_server_that_takes_more_than_ascii(papers: Certificates) -> None:
+    """It takes no SMTPUTF8, and no mail to anybody of the channel went out."""
+    with serve_mail(papers.server) as server:
+        names = ("Bereitschaft Süd <sued@example.org>", "值班 <zhiban@example.org>", "ops@example.org")
+        assert mailer(server, papers, to=names).send(notice(), "")
+        ((to, mail),) = server.mails
+    assert to == ["sued@example.org", "zhiban@example.org", "ops@example.org"]
+    assert str(make_header(decode_header(mail["To"]))) == ", ".join(names)
 
 
 def test_a_mail_that_was_taken_is_sent_though_the_server_ends_badly(papers: Certificates) -> None:

@@ -90,7 +90,9 @@ class Mail(OneWay):
         servers do that do not know the sender yet; no longer after an hour, as for a full mailbox."""
         name = str(mail["Message-ID"])
         since, taken = self._put_off.get(name, (self._now(), set[str]()))
-        rest = [address for address in self._channel.to if address not in taken]
+        # Without their names, which need no more than ASCII of the server: the header has them encoded.
+        to = [address.addr_spec for address in mail["To"].addresses]
+        rest = [address for address in to if address not in taken]
         try:
             rejected = connection.send_message(mail, to_addrs=rest)
         except smtplib.SMTPRecipientsRefused as error:
@@ -104,7 +106,7 @@ class Mail(OneWay):
         if later and self._now() - since < _PUT_OFF_FOR:
             if len(self._put_off) >= _PUT_OFF_MAX:
                 self._put_off.clear()
-            self._put_off[name] = since, set(self._channel.to) - set(later)
+            self._put_off[name] = since, set(to) - set(later)
             text = say("adapters.mail_later", n=len(later), code=rejected[later[0]][0])
             raise DeliveryFailed(text, is_partial=True)
 

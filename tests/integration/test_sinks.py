@@ -300,15 +300,23 @@ def test_new_page_does_not_wait_behind_one_that_the_sink_never_takes(fresh_datab
     assert sink.ids() == ["a:p0", "b:p0", "a:p0"]
 
 
-def test_what_a_process_whose_clock_is_ahead_says_goes_out_at_once(fresh_database, sink, hand):
-    """The page of a detector that was ten minutes ahead waited ten minutes, and the tickets too."""
-    hand.at = datetime.now(UTC) + timedelta(seconds=1)
-    ahead = hand.now() + timedelta(minutes=10)
-    with fresh_database.begin() as conn:
-        for item in (page(), ticket()):
-            outbox.queue(conn, item, at=ahead, has_sink=True)
+def test_what_is_new_goes_out_at_once_though_the_clock_of_its_writer_is_ahead(fresh_database, sink, hand):
+    """Of the scheduler's, which was ten minutes behind: each page and ticket waited ten minutes."""
+    put(fresh_database, page(), ticket())
+    hand.forward(-600)
     assert deliver(fresh_database, sink, hand) == 2
     assert sink.ids() == ["1f2e3d4c:p0", "1f2e3d4c:ticket"]
+
+
+def test_a_pause_holds_what_a_process_whose_clock_is_ahead_wrote(fresh_database, sink, hand):
+    put(fresh_database, page("a:p0"), page("b:p0"))
+    hand.forward(-600)
+    sink.answers.append((429, {"retry-after": "90"}, b""))
+    assert deliver(fresh_database, sink, hand) == 0
+    hand.forward(60)
+    assert deliver(fresh_database, sink, hand) == 0
+    hand.forward(40)
+    assert deliver(fresh_database, sink, hand) == 2
 
 
 def test_a_silent_sink_costs_one_time_out_a_round(fresh_database, sink, hand):

@@ -63,6 +63,8 @@ _CHANNEL_CLAIM_S = 20.0
 _FROZEN_AFTER_S = 120.0
 #: Tries of a page that may come close together; later ones are 18 minutes apart.
 _TRIES_AT_ONCE = 5
+#: Neither tried nor put off yet: due at once, though the clock of its writer may be ahead of ours.
+_IS_NEW = messages.c.next_try_at == messages.c.at
 #: Longer than any message waits for its next try, and than a channel is left alone.
 _LONGEST = FORGOTTEN
 
@@ -70,15 +72,14 @@ _LONGEST = FORGOTTEN
 def queue(
     conn: sa.Connection, item: Message | Ticket, *, at: datetime, has_sink: bool, routed: bool = False
 ) -> None:
-    """Queues it in the caller's transaction; an id that is already there changes nothing. `at`: by the
-    caller's clock, which may be ahead: no message waits for that."""
+    """Queues it in the caller's transaction; an id that is already there changes nothing."""
     row = insert(messages).values(
         **pick(item, "id", "cluster", "incident"),
         kind="message" if isinstance(item, Message) else "ticket",
         page=isinstance(item, Message) and item.page,
         at=at,
         state="due" if has_sink else "listed",
-        next_try_at=sa.func.least(at, sa.func.now()) if has_sink else None,
+        next_try_at=at if has_sink else None,
         doc=storable_doc(item),
         routed=routed,
     )
@@ -110,8 +111,9 @@ class PostgresOutbox(PostgresStore):
             if outcome.held_until is not None:
                 # The sink asked for a pause: nothing of this kind spends an attempt meanwhile.
                 kind, until = "ticket" if attempt.is_ticket else "message", outcome.held_until
-                same = (messages.c.state == "due", messages.c.kind == kind, messages.c.next_try_at < until)
-                conn.execute(sa.update(messages).where(*same).values(next_try_at=until))
+                same = (messages.c.state == "due", messages.c.kind == kind)
+                is_earlier = sa.or_(_IS_NEW, messages.c.next_try_at < until)
+                conn.execute(sa.update(messages).where(*same, is_earlier).values(next_try_at=until))
             if _mark(conn, messages, attempt, _values(attempt, outcome)) and record is not None:
                 audit_rows.append(conn, record)
 
@@ -130,7 +132,8 @@ def _claimed(kinds: Sequence[str], now: datetime) -> Any:
     )
     due = (
         sa.select(messages.c.id)
-        .where(messages.c.state == "due", _is_time(messages, now), messages.c.kind.in_(kinds))
+        .where(messages.c.state == "due", messages.c.kind.in_(kinds))
+        .where(sa.or_(_IS_NEW, _is_time(messages, now)))
         .where(sa.or_(messages.c.kind != "ticket", ~waits))
         .order_by(messages.c.page.desc(), messages.c.tries > 0, messages.c.next_try_at, messages.c.id)
         .limit(1)

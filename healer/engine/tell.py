@@ -84,7 +84,7 @@ _SOON = timedelta(minutes=1)
 _OLDEST = timedelta(hours=24)
 #: Bots that post every message as a new one, so acknowledgements are not sent there.
 _BOTS = (ChannelKind.wecom, ChannelKind.dingtalk, ChannelKind.feishu)
-#: Longer than a message waits for its round of planning.
+#: Longer than a message waits for its round of planning, and as long as an incident settles at most.
 _LATELY = timedelta(minutes=1)
 #: Why the waiting deliveries of a removed channel end.
 _UNNAMED = "rules/notifications.yaml names this channel no longer"
@@ -122,7 +122,7 @@ def _queue_opened(tx: NewsTx, cluster: str, settings: Notifications, since: date
     """Queues news of opened incidents. The walk itself pages for P0, and only if healer cannot or may not act
     for a while."""
     for incident, stage in tx.unannounced(since):
-        if incident.settle_until > now:
+        if timedelta(0) < incident.settle_until - now <= _LATELY:  # more: the detector's clock is ahead
             continue
         if routes_to(settings.routes, incident.severity, cluster, news.about_incident(incident)):
             tx.queue(news.opened_news(incident, now if stage else None))

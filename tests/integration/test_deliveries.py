@@ -370,6 +370,14 @@ def test_an_incident_that_has_not_settled_is_waited_for(site: Site) -> None:
     assert len(site.slack()) == 1
 
 
+def test_an_incident_of_a_detector_whose_clock_is_ahead_is_sent_at_once(site: Site) -> None:
+    """Its news came ten minutes late, as if it had settled for so long."""
+    ahead = site.hand.now() + timedelta(minutes=10)
+    site.put(msgspec.structs.replace(site.incident(), opened=ahead, updated=ahead, settle_until=ahead))
+    site.round()
+    assert len(site.slack()) == 1
+
+
 def test_events_before_a_channel_existed_are_not_sent_there(fresh_database: sa.Engine, chats: Chats) -> None:
     site = Site(fresh_database, chats)
     one = site.incident()

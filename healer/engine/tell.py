@@ -509,7 +509,8 @@ def deliver_events(feed: EventFeed, sink: EventSink, *, clock: Clock, chance: Ca
     sent = 0
     for _ in range(ROUND_MAX):
         now, fed = clock.now(), feed.position()
-        if fed.next_try_at is not None and fed.next_try_at > now:
+        wait = fed.next_try_at - now if fed.next_try_at is not None else timedelta(0)
+        if timedelta(0) < wait <= timedelta(seconds=_WAIT_MAX_S):  # longer: the clock was set back
             break
         found = feed.next(fed.seq)
         if found is None:

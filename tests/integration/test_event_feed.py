@@ -159,6 +159,15 @@ def test_a_sink_that_is_away_for_hours_misses_nothing(
     assert feed.deliver() == 1, "tries of before are not counted"
 
 
+def test_clock_set_back_after_a_failure_delays_no_event(feed: Feed) -> None:
+    """The sink had no more events for as many hours as the clock had been ahead."""
+    feed.record("node.drained", "node/gpu0001")
+    feed.sink.answers.append((503, {}, b""))
+    assert feed.deliver() == 0
+    feed.hand.at -= timedelta(hours=6)
+    assert feed.deliver() == 1
+
+
 def test_unreadable_answer_encoding_blocks_no_delivery(feed: Feed) -> None:
     """The sink took it: 200. What it says beyond that cannot be read."""
     feed.record("node.drained", "node/gpu0001")

@@ -191,6 +191,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class Outbox(Protocol):
     """Messages for the webhook, and tickets, of all clusters. Database errors go to the caller."""
 
+    def alone(self) -> AbstractContextManager[bool]:
+        """A lock for sending tickets, until the block ends; whether this process got it."""
+        ...
+
     def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
         """The most urgent due one of these kinds, pages first, claimed for a minute."""
         ...

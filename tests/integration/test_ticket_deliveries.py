@@ -1,7 +1,7 @@
 """Tickets on their way from the database to a ticket system, with crashes and failures on the way."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -132,6 +132,33 @@ def test_a_search_that_lags_after_a_lost_answer_makes_no_second_ticket(
     clock.advance(2)
     assert deliver(fresh_database, tickets, clock) == 2
     assert (len(jira.issues), jira.open_tickets()) == (1, 0)
+
+
+class Meanwhile:
+    """While this process opens the ticket, another does what it does then."""
+
+    def __init__(self, tickets: Tickets, other: Callable[[], object]) -> None:
+        self._tickets, self._other = tickets, other
+
+    def send(self, ticket: Ticket) -> str:
+        self._other()
+        return self._tickets.send(ticket)
+
+    def check(self) -> str:
+        return self._tickets.check()
+
+
+def test_a_process_whose_clock_is_ahead_opens_no_second_ticket(
+    fresh_database: sa.Engine, jira: Jira, clock: SimClock
+) -> None:
+    """By its clock the claim of the first was over as soon as it was made."""
+    jira.indexed = False
+    put(fresh_database, OPENED)
+    ahead = SimClock(clock.now() + timedelta(minutes=10))
+    tickets = sink(jira)
+    first = Meanwhile(tickets, lambda: deliver(fresh_database, tickets, ahead))
+    assert deliver(fresh_database, first, clock) == 1
+    assert (len(jira.issues), states(fresh_database)[OPENED.id]) == (1, ("sent", "OPS-1"))
 
 
 class Killed(BaseException):

@@ -5,7 +5,7 @@ a sink it is `listed`. Its delivery to each channel is a row of `deliveries`. `h
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -86,14 +86,58 @@ def queue(
     conn.execute(row.on_conflict_do_nothing(index_elements=["id"]))
 
 
+class _Sender:
+    """The lock for sending to a sink: one process at a time, whatever the clocks of others say."""
+
+    def __init__(self, engine: sa.Engine, lock: str, frozen_after_s: float = _FROZEN_AFTER_S) -> None:
+        self._engine, self._asked, self._frozen_after_s = engine, {"name": lock}, frozen_after_s
+        self._lock: sa.Connection | None = None
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Whether this process holds the sink: a session-level lock, which ends with the process, or when
+        it has claimed nothing for `frozen_after_s`."""
+        with self._engine.connect() as conn:
+            lock = sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
+            is_mine = bool(conn.execute(lock, self._asked).scalar_one())
+            if is_mine:
+                conn.execute(sa.text(f"SET idle_session_timeout = {self._frozen_after_s * 1000:.0f}"))
+                self._lock = conn
+            conn.commit()
+            try:
+                yield is_mine
+            except BaseException:
+                conn.invalidate()  # ends the session and so the lock
+                raise
+            finally:
+                self._lock = None
+            if is_mine:
+                conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))"), self._asked)
+                conn.execute(sa.text("RESET idle_session_timeout"))
+                conn.commit()
+
+    def check(self) -> None:
+        """Not frozen; an error if it was, and another process has the lock."""
+        if self._lock is not None:
+            self._lock.execute(sa.text("SELECT 1"))
+            self._lock.commit()
+
+
 class PostgresOutbox(PostgresStore):
     """`healer.ports.outbound.Outbox`; of these kinds of rows alone."""
 
     def __init__(self, engine: sa.Engine, kinds: Sequence[str] = ("message", "ticket")) -> None:
         super().__init__(engine)
         self._kinds = kinds
+        self._sender = _Sender(engine, "tickets")
+
+    def alone(self) -> AbstractContextManager[bool]:
+        """For tickets: each of two processes would find none and open one. A webhook knows a repeat by its
+        id, and no page waits for another process."""
+        return self._sender.alone() if "ticket" in self._kinds else nullcontext(True)
 
     def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
+        self._sender.check()
         wanted = {"message": messages, "ticket": tickets}
         kinds = [name for name in self._kinds if wanted[name]]
         with self._engine.begin() as conn:
@@ -180,37 +224,13 @@ class PostgresChannelOutbox:
         self, engine: sa.Engine, cluster: str, name: str, *, frozen_after_s: float = _FROZEN_AFTER_S
     ) -> None:
         self._engine, self._cluster, self.name = engine, cluster, name
-        self._frozen_after_s = frozen_after_s
-        self._lock: sa.Connection | None = None
+        self._sender = _Sender(engine, f"channel:{cluster}:{name}", frozen_after_s)
 
-    @contextmanager
-    def alone(self) -> Iterator[bool]:
-        """Whether this process holds the channel: a session-level lock, which ends with the process, or when
-        it has claimed nothing for `frozen_after_s`."""
-        asked = {"name": f"channel:{self._cluster}:{self.name}"}
-        with self._engine.connect() as conn:
-            lock = sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
-            is_mine = bool(conn.execute(lock, asked).scalar_one())
-            if is_mine:
-                conn.execute(sa.text(f"SET idle_session_timeout = {self._frozen_after_s * 1000:.0f}"))
-                self._lock = conn
-            conn.commit()
-            try:
-                yield is_mine
-            except BaseException:
-                conn.invalidate()  # ends the session and so the lock
-                raise
-            finally:
-                self._lock = None
-            if is_mine:
-                conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))"), asked)
-                conn.execute(sa.text("RESET idle_session_timeout"))
-                conn.commit()
+    def alone(self) -> AbstractContextManager[bool]:
+        return self._sender.alone()
 
     def claim(self, now: datetime) -> Attempt | None:
-        if self._lock is not None:  # not frozen; an error if it was, and another process has the lock
-            self._lock.execute(sa.text("SELECT 1"))
-            self._lock.commit()
+        self._sender.check()
         before, table = deliveries.alias(), deliveries.c
         # Milder news that waits for its retry delays no page; it is over once the page has gone out.
         overtakes = sa.and_(table.how == Manner.page, _may_be_overtaken(before))

@@ -447,7 +447,8 @@ def outcome_of_failure(
         return Outcome(
             state=DeliveryState.due, word="failed", text=text, next_try_at=now + wait, counts=False
         )
-    ends = attempt.tries >= _most_tries(attempt, refused=error.refused) or (may_end and error.refused)
+    is_rejected = error.refused and not error.is_locked_out
+    ends = attempt.tries >= _most_tries(attempt, refused=is_rejected) or (may_end and error.refused)
     # A page goes out soon after its pager is back.
     waits = min(attempt.tries, MAX_TRIES - 1) if _is_opening(attempt) else attempt.tries
     wait_s = wait_after(waits, wish, chance)

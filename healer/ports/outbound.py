@@ -38,7 +38,7 @@ APPROVAL_MARK = ":approval"
 class DeliveryFailed(Exception):
     """A sink did not accept it; `retry_after_s` if the sink gave one. `refused`: the sink says that it never
     will (4xx). `is_full`: it has no room for it now (429). `is_partial`: some recipients have it, and the
-    others may get it later."""
+    others may get it later. `is_locked_out`: it refuses healer itself (401), whatever healer has to say."""
 
     def __init__(
         self,
@@ -48,12 +48,14 @@ class DeliveryFailed(Exception):
         refused: bool = False,
         is_full: bool = False,
         is_partial: bool = False,
+        is_locked_out: bool = False,
     ) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
         self.refused = refused
         self.is_full = is_full
         self.is_partial = is_partial
+        self.is_locked_out = is_locked_out
 
 
 class Notifier(Protocol):

@@ -215,6 +215,21 @@ def test_an_opening_that_was_given_up_is_made_good_by_what_follows_and_again_fin
     assert (len(jira.issues), jira.open_tickets()) == (1, 0)
 
 
+def test_tickets_wait_while_the_system_refuses_the_token(
+    fresh_database: sa.Engine, jira: Jira, clock: SimClock
+) -> None:
+    """It expired on a Friday evening: each ticket was a dead letter after 22 minutes."""
+    put(fresh_database, OPENED, CLOSED)
+    tickets = sink(jira)
+    for _ in range(tell.MAX_TRIES + 60):
+        jira.answers.append((401, {}, {}))
+        clock.advance(3600)
+        assert deliver(fresh_database, tickets, clock) == 0
+    clock.advance(3600)
+    assert deliver(fresh_database, tickets, clock) == 2
+    assert (len(jira.issues), jira.open_tickets()) == (1, 0)
+
+
 def test_two_deliverers_open_one_ticket(fresh_database: sa.Engine, jira: Jira, clock: SimClock) -> None:
     put(fresh_database, OPENED, UPDATED, CLOSED)
     clock.advance(1)

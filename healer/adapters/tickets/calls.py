@@ -55,7 +55,8 @@ class Answered(DeliveryFailed):
     def __init__(
         self, text: Said, retry_after_s: float | None, *, refused: bool, is_full: bool, reply: Reply
     ) -> None:
-        super().__init__(text, retry_after_s, refused=refused, is_full=is_full)
+        is_locked_out = reply.status == httpx.codes.UNAUTHORIZED
+        super().__init__(text, retry_after_s, refused=refused, is_full=is_full, is_locked_out=is_locked_out)
         self.reply = reply
 
 

@@ -234,13 +234,18 @@ def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> fl
         return None
     if value.isascii() and value.strip().isdigit():
         return float(value)
+    until = http_date(value)
+    return None if until is None else max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
+
+
+def http_date(value: str) -> datetime | None:
+    """A date of HTTP (RFC 9110, 5.6.7); None if it is none."""
     try:
-        until = parsedate_to_datetime(value)
+        found = parsedate_to_datetime(value)
         # `-0000` and the old forms of a date name no zone: they are UTC, wherever this process runs.
-        until = until.astimezone(UTC) if until.tzinfo else until.replace(tzinfo=UTC)
+        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         return None
-    return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
 
 
 def _key(secret: str | None) -> bytes | None:

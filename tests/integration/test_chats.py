@@ -370,15 +370,16 @@ def test_an_incident_that_opens_again_begins_with_its_first_alert(chats: Chats) 
 
 
 def test_an_alert_ends_by_itself_unless_it_is_sent_again(chats: Chats) -> None:
-    moment = [AT]
+    moment = [datetime.now(UTC)]
+    begun = moment[0]
     manager = Alertmanager(chats.url, stand_in.AM_TOKEN, now=lambda: moment[0])
     manager.send(notice(), "")
     moment[0] += timedelta(minutes=1)
     manager.send(notice(), "x")
     assert len(chats.alerts) == 1
     first, again = chats.taken["alertmanager"]
-    assert datetime.fromisoformat(first["endsAt"]) == AT + LASTS
-    assert datetime.fromisoformat(again["endsAt"]) == AT + timedelta(minutes=1) + LASTS
+    assert datetime.fromisoformat(first["endsAt"]) == begun + LASTS
+    assert datetime.fromisoformat(again["endsAt"]) == begun + timedelta(minutes=1) + LASTS
     manager.send(notice("over", stage=Stage.resolved), "x")
     (alert,) = chats.alerts.values()
     assert datetime.fromisoformat(alert["endsAt"]) == moment[0]

@@ -77,6 +77,16 @@ def test_an_incident_fires_until_its_end(url: str) -> None:
     wait_until(lambda: "HealerIncident" not in active(url), 30, what="the alert is over")
 
 
+def test_an_incident_fires_though_our_clock_is_behind(url: str) -> None:
+    """It was taken for ended at once: the page was sent, and no one saw it."""
+    manager = Alertmanager(url, now=lambda: datetime.now(UTC) - timedelta(minutes=10))
+    for _ in range(2):
+        manager.send(notice(), "")
+        assert "HealerIncident" in active(url)
+    manager.send(notice(Stage.resolved), "x")
+    wait_until(lambda: "HealerIncident" not in active(url), 30, what="the alert is over")
+
+
 def test_dead_mans_switch_fires_when_it_is_not_renewed(url: str) -> None:
     manager = Alertmanager(url)
     manager.alive(("pod1",), timedelta(seconds=60))

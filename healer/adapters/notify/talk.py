@@ -4,6 +4,7 @@ import html
 import logging
 import re
 import time
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from healer.adapters.webhook import (
     bad_answer,
     decode_json,
     failed_before_answer,
+    http_date,
     read_body,
     retry_after_s,
 )
@@ -28,12 +30,14 @@ _LABEL = re.compile(r"[^:：]{1,24}(?:: |：)")
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """`body` is None if it is empty or no JSON; `is_page`: it is a page for people (HTML)."""
+    """`body` is None if it is empty or no JSON; `is_page`: it is a page for people (HTML); `at`: by the clock
+    of the service, where it gives that."""
 
     status: int
     body: Any
     retry_after_s: float | None
     is_page: bool
+    at: datetime | None
 
 
 class Talk:
@@ -52,11 +56,13 @@ class Talk:
         headers = {"content-type": "application/json; charset=utf-8", **(headers or {})}
         return self._ask("POST", url, content=content, headers=headers)
 
-    def hand_in(self, url: str, body: Any, headers: dict[str, str] | None = None) -> None:
+    def hand_in(self, url: str, body: Any, headers: dict[str, str] | None = None) -> Reply:
         """The same for a service whose 2xx says that it has taken it. A page of a proxy or a log-in says
         nothing of the kind, and raises DeliveryFailed."""
-        if self.post(url, body, headers).is_page:
+        reply = self.post(url, body, headers)
+        if reply.is_page:
             raise DeliveryFailed(say("adapters.who_no_json", who=self.who))
+        return reply
 
     def get(self, url: str, query: dict[str, str], headers: dict[str, str]) -> Reply:
         return self._ask("GET", url, params=query, headers=headers)
@@ -79,7 +85,8 @@ class Talk:
         if content is None:
             raise DeliveryFailed(say("adapters.who_endless", who=self.who))
         is_page = content.lstrip().startswith(b"<")
-        return Reply(response.status_code, decode_json(content), wait_s, is_page=is_page)
+        at = http_date(response.headers.get("date", ""))
+        return Reply(response.status_code, decode_json(content), wait_s, is_page=is_page, at=at)
 
 
 class OneWay:

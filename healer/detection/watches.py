@@ -64,8 +64,10 @@ class Condition(NamedTuple):
 
 def is_offline(node: SlurmNode) -> bool:
     """Slurm does not reach the node, and not intentionally: no drain, no reboot, no plan, no person's
-    DOWN."""
-    if "NOT_RESPONDING" not in node.state or node.drain or node.planned:
+    DOWN. It no longer pings a node that it has switched off as well."""
+    if node.drain or ("NOT_RESPONDING" not in node.state and not node.is_left_off):
+        return False
+    if node.planned and not node.is_left_off:
         return False
     if node.starting or node.base in {"FUTURE", "UNKNOWN"}:
         return False

@@ -290,6 +290,12 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return not _OUT_BY_PLAN.isdisjoint(self.state)
 
     @property
+    def is_left_off(self) -> bool:
+        """Slurm itself holds it, and power saving switched it off too: no job wakes it, which is no plan."""
+        is_off = "MAINTENANCE" not in self.state and not _OFF.isdisjoint(self.state)
+        return is_off and self.held and slurm_kind(self.reason) is not None
+
+    @property
     def starting(self) -> bool:
         """Slurm is restarting it on request: by a reboot or from power saving."""
         return not STARTING.isdisjoint(self.state)

@@ -190,6 +190,30 @@ def test_pitfall_19_no_incident_for_planned_blocked_and_powered_down_nodes(
     assert slurm.open == []
 
 
+def test_power_saving_ends_no_incident_of_a_node_that_is_down(slurm: Watched) -> None:
+    """SuspendTime passes for a dead node too: Slurm switches it off, and no job wakes it (seen on 22.05)."""
+    slurm.set([3], *AWAY, reason="Not responding", user="slurm")
+    slurm.look()
+    slurm.set([3], "DOWN", "POWERING_DOWN", "NOT_RESPONDING", reason="Not responding", user="slurm")
+    slurm.look(10)
+    slurm.set([3], "DOWN", "POWERED_DOWN", reason="Not responding", user="slurm")
+    slurm.look(120)
+    assert slurm.faults == [("node-offline", name(3))]
+    slurm.set([3], "IDLE", "POWERED_DOWN", "NOT_RESPONDING")
+    slurm.look(70)
+    assert slurm.open == []
+
+
+def test_a_node_that_did_not_start_for_its_job_is_an_incident(slurm: Watched) -> None:
+    slurm.set([3], "IDLE", "POWERING_UP", "NOT_RESPONDING")
+    slurm.look(10)
+    assert slurm.open == []
+    slurm.set([3], "DOWN", "POWERED_DOWN", reason="ResumeTimeout reached", user="slurm")
+    slurm.look(10)
+    (one,) = slurm.open
+    assert (one.fault, one.root.node, one.owner) == ("slurm-drain:power", name(3), "Slurm")
+
+
 def test_many_nodes_under_one_switch_are_one_incident(slurm: Watched) -> None:
     slurm.set([1], *AWAY)
     slurm.look(4)

@@ -44,6 +44,8 @@ def state_of(*state: str, reason: str = "", reserved: tuple[str, ...] = ()) -> t
         (("IDLE", "NOT_RESPONDING"), "", ("down", "none", False)),
         (("IDLE", "MAINTENANCE"), "", ("planned", "none", False)),
         (("IDLE", "POWERED_DOWN"), "", ("planned", "none", False)),
+        (("DOWN", "POWERED_DOWN"), "ResumeTimeout reached", ("down", "slurm", False)),
+        (("IDLE", "DRAIN", "POWERED_DOWN"), "Kill task failed", ("drained", "slurm", False)),
     ],
 )
 def test_a_state_says_whether_a_node_serves_and_who_holds_it(

@@ -387,7 +387,7 @@ class _Drive:
 
     def _probed(self, intent: Do, ctx: Context) -> LogEntry | None:
         """The outcome of a step that was begun, by its probe; None if it has none yet."""
-        seen = self._guarded(lambda: action_of(intent.step).probe(ctx))
+        seen = self._guarded(lambda: _looked(action_of(intent.step), ctx))
         return self._record(intent, self._in_time(ctx, intent, seen)) if seen is not None else None
 
     def _reason_to_leave(self, intent: Do, ctx: Context) -> LogEntry | None:
@@ -487,9 +487,7 @@ class _Drive:
     def _perform(self, action: Action, ctx: Context, doing: Context, key: str) -> Result:
         """`doing`: `ctx` with the fence that checks for a pause. A probe uses `ctx`, because it may cancel
         healer's own job even during a pause."""
-        result = action.probe(ctx)
-        if isinstance(result, Unread) and not ctx.asked:
-            return msgspec.structs.replace(result, data={BEFORE: True})
+        result = _looked(action, ctx)
         if result is None:
             result = action.do(doing)
             self.checkpoint(f"done:{key}")
@@ -677,6 +675,14 @@ def _shadow_end(intent: Sleep | Ask) -> Said | None:
     if isinstance(intent, Ask):
         return say("engine.would_ask", question=intent.question)
     return say("engine.would_stop") if intent.until is None else None
+
+
+def _looked(action: Action, ctx: Context) -> Result | None:
+    """What the probe shows. Each look without an answer is marked until the effect has been requested."""
+    result = action.probe(ctx)
+    if isinstance(result, Unread) and not ctx.asked:
+        return msgspec.structs.replace(result, data=result.data | {BEFORE: True})
+    return result
 
 
 def _says_the_same(last: LogEntry | None, result: Again, intent: Do) -> bool:

@@ -73,7 +73,7 @@ class Again(msgspec.Struct, frozen=True):
 
 
 class Unread(Again, frozen=True):
-    """Slurm did not answer a look, so that nothing is known."""
+    """Slurm did not answer a look, or does not know the node's state yet: nothing was requested on it."""
 
 
 class Failed(msgspec.Struct, frozen=True):

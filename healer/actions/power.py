@@ -20,6 +20,7 @@ from healer.actions.base import (
     Failed,
     Result,
     Skipped,
+    Unread,
     cause,
     first_logged,
     is_ours,
@@ -259,10 +260,12 @@ def boot_of(node: SlurmNode | None) -> dict[str, Any]:
 def _booted_reboot(ctx: Context, node: SlurmNode) -> bool | None:
     """Whether the node booted since the step was granted; None if unknown.
 
-    In the granted attempt there is no entry yet, and nothing was requested before.
+    In the granted attempt there is no entry yet, and nothing was requested before. If the node had not
+    registered by then, a later entry has its boot, from before anything was requested.
     """
-    granted = next((entry for entry in ctx.lines if entry.event is StepEvent.started), None)
-    before = granted.data if granted is not None else boot_of(node)
+    noted = (entry.data for entry in ctx.lines if entry.data.get("boot_at") or entry.data.get("boot_id"))
+    granted = any(entry.event is StepEvent.started for entry in ctx.lines)
+    before = next(noted, {} if granted else boot_of(node))
     if before.get("boot_id") and node.boot_id:
         return before["boot_id"] != node.boot_id
     if before.get("boot_at") is None:
@@ -281,6 +284,14 @@ def _needs_drain(ctx: Context, node: SlurmNode) -> bool:
     return bool(_booted_reboot(ctx, node)) or _given_up(ctx, node)
 
 
+def _unregistered(node: SlurmNode, state: str) -> Unread:
+    """slurmctld was restarted, and knows the node's boot only once the node has registered: that is logged
+    before a reboot is requested."""
+    if node.base == "UNKNOWN" or not any(boot_of(node).values()):
+        return Unread(say("actions.reboot_unregistered", node=node.name, state=state), LOOK_AGAIN_S)
+    return Unread(say("actions.reboot_registered", node=node.name, state=state), 0, data=boot_of(node))
+
+
 def _probe_reboot(ctx: Context) -> Result | None:
     node = read_free_node(ctx)
     booted, state = _booted_reboot(ctx, node), "+".join(node.state)
@@ -288,8 +299,8 @@ def _probe_reboot(ctx: Context) -> Result | None:
         return Again(say("actions.power_booted", node=node.name, state=state), LOOK_AGAIN_S)
     if _UNDER_WAY.intersection(node.state):
         return Again(say("actions.reboot_runs", node=node.name, state=state), LOOK_AGAIN_S)
-    if node.base == "UNKNOWN":
-        return Again(say("actions.reboot_unregistered", node=node.name, state=state), LOOK_AGAIN_S)
+    if node.base == "UNKNOWN" or (booted is None and not ctx.asked):
+        return _unregistered(node, state)
     if booted is None:
         return Failed(say("actions.reboot_unprovable", node=node.name), final=True)
     if not booted:

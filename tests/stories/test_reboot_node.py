@@ -153,6 +153,40 @@ def test_slurmctld_restarted_during_the_boot_shows_no_boot_time_until_the_node_r
     assert site.scheduler.writes.count("reboot") == 1 and site.node(1).in_service
 
 
+class Restarted(TestSite):
+    """slurmctld was restarted, and node 1 has not registered yet; `kept`: its state was saved."""
+
+    kept = registered = True
+
+    def shown(self, node: SlurmNode) -> SlurmNode:
+        if self.registered or node.name != NODE:
+            return node
+        state = node.state if self.kept else ("UNKNOWN", *node.state[1:])
+        return msgspec.structs.replace(node, state=state, boot_at=None)
+
+    def look(self) -> None:
+        super().look()
+        seen = self.ledger.snapshot
+        assert seen is not None
+        nodes = {name: self.shown(node) for name, node in seen.nodes.items()}
+        self.ledger.snapshot = msgspec.structs.replace(seen, nodes=nodes)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["state saved", "state of a moment ago"])
+def test_slurmctld_restarted_before_the_reboot_lets_it_wait_for_the_node(kept: bool) -> None:
+    site = Restarted(boot_s=30.0)
+    run = site.ask("reboot-validate", 1)
+    site.scheduler.node = lambda node: site.shown(site.slurm.node(node))
+    site.kept, site.registered = kept, False
+    site.run_for(40)
+    assert "reboot" not in site.scheduler.writes
+    assert site.run_named(run).state is not RunState.stuck, site.run_named(run).question
+    site.registered = True
+    finish(site)
+    assert site.run_named(run).state is RunState.done, site.run_named(run).question
+    assert site.scheduler.writes.count("reboot") == 1 and site.node(1).in_service
+
+
 def test_a_node_that_boots_with_fewer_gpus_has_booted() -> None:
     """Slurm 22.05 shows REBOOT_ISSUED until it registers as configured: for minutes the run said that it was
     rebooting."""

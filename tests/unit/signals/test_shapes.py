@@ -122,6 +122,22 @@ def test_envelope_around_a_line(book: LineBook, before: str, after: str) -> None
         assert found.kind == seen(said, book).kind
 
 
+#: As the memory controllers' drivers write them, with all that locates the cell.
+MEMORY = (
+    "memory read error on CPU_SrcID#1_MC#1_Chan#1_DIMM#0 (channel:1 slot:0 page:0x6e2419 offset:0x1c0 grain:32 syndrome:0x0 -  ",
+    "err_code:0x0101:0x0091 socket:1 imc:1 rank:0 bg:1 ba:3 row:0x16a3d col:0x3f8)",
+    "err_code:0x00a0:0x0091  SystemAddress:0x6e24191c0 ProcessorSocketId:0x1 MemoryControllerId:0x1 ChannelAddress:0x1b890640 "
+    "ChannelId:0x1 RankAddress:0xdc48320 PhysicalRankId:0x1 DimmSlotId:0x0 Row:0x16a3d Column:0x3f8 Bank:0x3 BankGroup:0x1 "
+    "ChipSelect:0x1 ChipId:0x0 retry_rd_err_log[0001a20d 00000000 00000001 0049d80d 00016a3d] correrrcnt[0001 0000 0000 0000 0000 0000 0000 0000])",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", MEMORY[1:], ids=["skylake", "sapphire-rapids"])
+@pytest.mark.parametrize(("word", "name"), [("UE", "edac-uncorrected"), ("CE", "edac-corrected")])
+def test_memory_error_with_its_whole_place(book: LineBook, word: str, name: str, place: str) -> None:
+    assert seen(f"EDAC MC3: 1 {word} {MEMORY[0]}{place}", book).data["name"] == name
+
+
 def test_others_words_are_none_of_the_kernels(book: LineBook) -> None:
     for said in SAID:
         for before in ("Nov 20 03:00:00 gpu0001 alice: ", "<13>Nov 20 03:00:00 gpu0001 kernel: ", "I saw: "):

@@ -138,6 +138,13 @@ def test_memory_error_with_its_whole_place(book: LineBook, word: str, name: str,
     assert seen(f"EDAC MC3: 1 {word} {MEMORY[0]}{place}", book).data["name"] == name
 
 
+@pytest.mark.parametrize("word", ["Corrected", "Correctable"])
+def test_corrected_pcie_error_in_the_words_of_each_kernel(book: LineBook, word: str) -> None:
+    said = f"nvidia 0000:9b:00.0: PCIe Bus Error: severity={word}, type=Data Link Layer, (Transmitter ID)"
+    found = seen(said, book)
+    assert (found.data["name"], found.pci) == ("aer-corrected", "0000:9b:00")
+
+
 def test_others_words_are_none_of_the_kernels(book: LineBook) -> None:
     for said in SAID:
         for before in ("Nov 20 03:00:00 gpu0001 alice: ", "<13>Nov 20 03:00:00 gpu0001 kernel: ", "I saw: "):

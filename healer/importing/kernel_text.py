@@ -163,6 +163,8 @@ class KernelText:
         self._head = _DMESG if host else _SYSLOG
         #: (date, host) of remembered lines.
         self._heard: set[tuple[str, bytes]] = set()
+        #: The latest line that may say something.
+        self._last: KernelRecord | None = None
 
     def read(self, file: Bytes) -> None:
         tally = self._found.tally
@@ -194,7 +196,8 @@ class KernelText:
     def take_line(self, raw: bytes) -> bool:
         """Whether the line, of a file with other content, may say something and has its time and host."""
         text = raw.decode("utf-8", "replace")
-        return self._head.match(text) is not None and any(self._needles.lines(raw)) and bool(self._line(raw))
+        is_line = self._head.match(text) is not None or self._record_before(text) is not None
+        return is_line and any(self._needles.lines(raw)) and bool(self._line(raw))
 
     def close(self) -> None:
         self._groups.close()
@@ -224,7 +227,10 @@ class KernelText:
         if every and not any(self._needles.lines(raw + b"\n")):
             return 0
         if moment is None:
-            self._found.tally.skip(say("importing.no_time_and_host"), text)
+            if record := self._record_before(text):
+                self._take(record._replace(text=text))
+            else:
+                self._found.tally.skip(say("importing.no_time_and_host"), text)
             return 1
         at_us, host, end = moment
         if daemon := _DAEMON.match(text, end):
@@ -234,8 +240,18 @@ class KernelText:
             return self._slurmd.take(host, at_us, message)
         text = _UPTIME.sub("kernel: ", text, count=1)
         by_kernel = bool(self._host) or text.startswith("kernel", end)
-        self._groups.take(KernelRecord(at_us, host, text, by_kernel=by_kernel))
+        self._take(KernelRecord(at_us, host, text, by_kernel=by_kernel))
         return 1
+
+    def _record_before(self, text: str) -> KernelRecord | None:
+        """The record that an indented line continues: dmesg and journalctl print its inner line ends so."""
+        last = self._last
+        is_rest = last is not None and text[:1] == " " and last.number == self._found.tally.lines - 1
+        return last if is_rest else None
+
+    def _take(self, record: KernelRecord) -> None:
+        self._last = record._replace(number=self._found.tally.lines)
+        self._groups.take(self._last)
 
     def _moment(self, text: str, stamps: LocalStamps) -> tuple[int, str, int] | None:
         """(time, host, start of the rest)."""

@@ -188,7 +188,8 @@ class BugReport:
             self._dated(date)
         elif self._smi.take(text):
             return
-        elif text not in self._seen and self._kernel.take_line(raw):
+        # The rest of a record counts with its first line.
+        elif (text[:1] == " " or text not in self._seen) and self._kernel.take_line(raw):
             self._seen.add(text)
             return
         self._found.tally.plain += 1

@@ -455,6 +455,40 @@ def zipped(file: io.BytesIO, texts: dict[str, str]) -> None:
             archive.writestr(name, text)
 
 
+LOST = (
+    "NVRM: The NVIDIA GPU 0000:9b:00.0",
+    "NVRM: (PCI ID: 10de:2330) installed in this system has",
+    "NVRM: fallen off the bus and is not responding to commands.",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("gpu0001.dmesg", "[Wed Nov 25 20:56:33 2026] "),
+        ("gpu0001.dmesg", "2026-11-25T20:56:33,123456+00:00 "),
+        ("messages", "Nov 25 20:56:33 gpu0001 kernel: "),
+        ("messages", "2026-11-25T20:56:33.123456+00:00 gpu0001 kernel: "),
+    ],
+)
+def test_rest_of_a_record_is_indented_and_has_no_time(tmp_path: Path, name: str, before: str) -> None:
+    blank = "\n" + " " * len(before)
+    other = f"{before}mce: CPU12: Core temperature is above threshold, cpu clock is throttled\n"
+    log = written(tmp_path / name, other + before + blank.join(LOST) + "\n" + other)
+    done, entries = imported(tmp_path, log)
+    assert not quotes(done)
+    incidents = played(entries)["incidents"]
+    assert [(one["rule"], one["root"].get("pci")) for one in incidents] == [("gpu-lost", "0000:9b:00")]
+
+
+def test_indented_line_behind_another_is_the_rest_of_nothing(tmp_path: Path) -> None:
+    head = "[Wed Nov 25 20:56:33 2026] "
+    log = written(tmp_path / "gpu0001.dmesg", f"{head}{LOST[0]}\n{head}usb 1-1: new device\n    {LOST[2]}\n")
+    done, entries = imported(tmp_path, log)
+    assert quotes(done) == ["gpu0001.dmesg:3"]
+    assert not played(entries)["incidents"]
+
+
 @pytest.mark.parametrize("kind", [None, Kind.dmesg])
 @pytest.mark.parametrize(
     "content",

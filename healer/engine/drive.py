@@ -296,7 +296,9 @@ class _Drive:
         if action.effect and asks and not run.shadow:
             # A step that is done needs no permission. Any other step asks again at each attempt: a pause, the
             # breaker or a person may have intervened since the last one.
-            seen = (self._recorded_late(intent) or self._probed(intent, ctx)) if started else None
+            seen = (
+                (self._recorded_late(intent) or self._probed(intent, ctx, to_gate=True)) if started else None
+            )
             if seen is not None:
                 return seen
             keeps = started and self._guarded(lambda: action.only_keeps(ctx)) is True
@@ -385,10 +387,17 @@ class _Drive:
             self._permission(step).free_caps()
         return proven
 
-    def _probed(self, intent: Do, ctx: Context) -> LogEntry | None:
-        """The outcome of a step that was begun, by its probe; None if it has none yet."""
+    def _probed(self, intent: Do, ctx: Context, *, to_gate: bool = False) -> LogEntry | None:
+        """The outcome of a step that was begun, by its probe; None if it has none yet. `to_gate`: nor has one
+        whose time is over while Slurm does not answer: the gate holds it until there is a fresh snapshot."""
         seen = self._guarded(lambda: _looked(action_of(intent.step), ctx))
-        return self._record(intent, self._in_time(ctx, intent, seen)) if seen is not None else None
+        if seen is None:
+            return None
+        result, last = self._in_time(ctx, intent, seen), last_of(self.entries, intent.key)
+        is_held = last is not None and last.event is StepEvent.held
+        if to_gate and isinstance(seen, Unread) and (is_held or isinstance(result, Failed)):
+            return None
+        return self._record(intent, result)
 
     def _reason_to_leave(self, intent: Do, ctx: Context) -> LogEntry | None:
         return self._give_way(intent, ctx) or self._hand_over(intent, ctx) or self._stays_out(intent, ctx)
@@ -693,5 +702,10 @@ def _says_the_same(last: LogEntry | None, result: Again, intent: Do) -> bool:
 
 
 def _waited_s(ctx: Context, result: Again, now: datetime) -> float:
-    waited = ctx.waited(now) if result.since is None else min(ctx.waited(now), now - result.since)
-    return waited.total_seconds()
+    """How long the step has lasted, since a guard last held it."""
+    lines = ctx.lines
+    held = max((index for index, entry in enumerate(lines) if entry.event is StepEvent.held), default=None)
+    begins = [result.since] if result.since is not None else []
+    if held is not None:
+        begins.append(lines[held + 1].at if held + 1 < len(lines) else now)
+    return min([ctx.waited(now), *(now - begin for begin in begins)]).total_seconds()

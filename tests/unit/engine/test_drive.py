@@ -493,6 +493,51 @@ def test_slurm_away_for_a_while_is_waited_for() -> None:
     assert site.scheduler.writes.count("drain") == 1
 
 
+class SlurmAway(Site):
+    """A site whose Slurm answers no one while `away`: no poll either."""
+
+    away = False
+
+    def look(self) -> None:
+        if not self.away:
+            super().look()
+
+
+class Mute(Watched):
+    """No call has an answer while `away`."""
+
+    away = False
+
+    def __getattr__(self, call: str) -> Any:
+        if self.away:
+            raise SchedulerUnavailable("no answer in 4 s")
+        return super().__getattr__(call)
+
+
+@pytest.mark.parametrize("begun", ["drain", "requeue"])
+def test_slurm_away_for_longer_than_all_attempts_take_leaves_no_dead_gpu_in_service(begun: str) -> None:
+    """The gate holds the step as soon as the snapshot is too old, and the run goes on when Slurm is back."""
+    site = SlurmAway(10, scheduler=Mute)
+    job = site.slurm.add_job(nodes=2)
+    site.walk(*site.say(1, LOST))
+
+    def leaves(call: str) -> None:
+        site.away = site.scheduler.away = site.scheduler.away or call == begun
+        if site.away:
+            raise SchedulerUnavailable("no answer in 4 s")
+
+    site.scheduler.before = leaves
+    site.run_for(600, step_s=4)
+    run = only_run(site)
+    assert run.state is RunState.running and "the limit is 30 s" in (run.question or ""), run.question
+    breaker = site.ledger.tables.breaker
+    assert breaker is not None and breaker.state is BreakerState.closed
+    site.scheduler.before = lambda _: None
+    site.away = site.scheduler.away = False
+    site.run_for(180, step_s=2)
+    ended_well(site, job, paged=True)
+
+
 def test_a_drain_that_was_done_and_not_recorded_is_not_repeated_against_a_person(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -340,9 +340,10 @@ EVENTS_KEPT, SIGNALS_KEPT = 32, 32
 #: Fields that belong to the route and not to the line.
 _ROUTE_DATA = frozenset({"ahead_s", "job"})
 _DIGITS = re.compile(r"\d+")
-#: The stamp before a record: `[  123.456789]` of dmesg and syslog, `6,1234,123456789,-;` of /dev/kmsg.
+#: The stamp before a record: `[  123.456789]` of dmesg (with -x, after its facility) and syslog,
+#: `6,1234,123456789,-;` of /dev/kmsg.
 _STAMP = re.compile(
-    r"(?:[^\[]{0,80}\bkernel: ?|<\d{1,3}>)?\[ *(\d{1,10})\.(\d{6})[\]\s<]"
+    r"(?:[^\[]{0,80}\bkernel: ?|<\d{1,3}>|kern *:\w+ *: *)?\[ *(\d{1,10})\.(\d{6})[\]\s<]"
     r"|\d{1,3},\d{1,18},(\d{0,10}?)(\d{6}),"
 )
 

@@ -17,7 +17,7 @@ from healer.model import NO_LINES, Component, LineBook, Observation, Observation
 from healer.ports.measurements import HasNode
 from healer.signals.identity import Origin, digest_of, identify
 from healer.signals.inventory import gpu_row, normal_serial
-from healer.signals.kernel_log import NO_YEAR, ParsedLine, normal_pci, one_line, parse_batch
+from healer.signals.kernel_log import NO_YEAR, ParsedLine, clean, normal_pci, parse_batch
 from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, Rejected, Rejects, utc_time
 from healer.text import Said, say
 
@@ -436,7 +436,7 @@ def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observ
         boot_id=taken.boot_id,
         code=line.code,
         text=line.text,
-        line=one_line(entry.line).strip(),
+        line=clean(entry.line).strip(),
         data=data,
         seq=seq,
     )

@@ -97,6 +97,17 @@ def test_a_line_without_a_time_is_an_old_one_where_its_stamp_is_older_than_the_r
     assert (left.digest, left.event_at) == (read[2].digest, later(500)), "only what was written afterwards"
 
 
+@pytest.mark.parametrize("before", ["", "kern  :err   : ", "\x1b[32m", "kern  :err   : \x1b[32m"])
+def test_every_form_of_dmesg_that_is_read_again_after_the_repair_shows_its_old_lines(before: str) -> None:
+    shown = picture()
+    show(shown, SlurmNode(name=NODE, boot_at=later(-10_000)), at=later(-5))
+    heard(shown, line(at=START))
+    shown.clear(NODE, later(300))
+    after = "\x1b[0m\x1b[33m" if "\x1b" in before else ""
+    text = f"{before}[{10_007:12.6f}] {after}{LOST}"
+    assert not heard(shown, *lines(NODE, text, at=later(900), boot_id=NEW))
+
+
 @pytest.mark.parametrize(
     ("known_since", "boot_heard_before", "left"),
     [  # the line was written at START by the boot time that Slurm shows

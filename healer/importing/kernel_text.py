@@ -49,7 +49,7 @@ _DMESG = re.compile(
     r"|(?P<iso>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6})(?P<zone>[+-]\d\d:?\d\d) (?!\S+ kernel: ))"
 )
 #: The kernel's own stamp counts from a boot that a log does not know; a replay would date the line by it.
-_UPTIME = re.compile(r"kernel: ?\[ *\d{1,10}\.\d{1,9}\] ")
+_UPTIME = re.compile(r"kernel: ?\[ *\d{1,10}\.\d{1,9}\](?: ?\[ *[TC]\d+\])? ")
 #: Day and host of each line of a block, for when a host wrote at all. It begins with a line's end, which is
 #: found much faster than `^`.
 _HEARD = re.compile(

@@ -455,6 +455,15 @@ def zipped(file: io.BytesIO, texts: dict[str, str]) -> None:
             archive.writestr(name, text)
 
 
+@pytest.mark.parametrize("caller", ["", "[ T1234]", " [    C12]"])
+def test_kernels_own_stamp_dates_no_line_of_a_log(tmp_path: Path, caller: str) -> None:
+    """It counts from a boot that the log does not know; with CONFIG_PRINTK_CALLER the thread follows it."""
+    head = "2026-11-25T20:56:33.123456+00:00 gpu0001 kernel: "
+    _, entries = imported(tmp_path, written(tmp_path / "messages", f"{head}[  123.456789]{caller} {XID}\n"))
+    [incident] = played(entries)["incidents"]
+    assert [one["at"] for one in incident["evidence"]] == ["2026-11-25T20:56:33.123456Z"]
+
+
 LOST = (
     "NVRM: The NVIDIA GPU 0000:9b:00.0",
     "NVRM: (PCI ID: 10de:2330) installed in this system has",

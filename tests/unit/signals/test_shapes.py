@@ -145,6 +145,21 @@ def test_corrected_pcie_error_in_the_words_of_each_kernel(book: LineBook, word: 
     assert (found.data["name"], found.pci) == ("aer-corrected", "0000:9b:00")
 
 
+@pytest.mark.parametrize("driver", ["nvidia", "mlx5_core", "bnxt_en", "ice", "i40e", "idpf", "ionic", "efa"])
+@pytest.mark.parametrize(
+    ("severity", "name"),
+    [
+        ("Correctable", "aer-corrected"),
+        ("Uncorrectable (Non-Fatal)", "aer-nonfatal"),
+        ("Uncorrectable (Fatal)", "aer-fatal-device"),
+    ],
+)
+def test_pcie_error_of_each_card_of_the_fabric(book: LineBook, driver: str, severity: str, name: str) -> None:
+    said = f"{driver} 0000:41:00.1: PCIe Bus Error: severity={severity}, type=Data Link Layer, (Receiver ID)"
+    found = seen(said, book)
+    assert (found.data["name"], found.pci) == (name, "0000:41:00")
+
+
 def test_others_words_are_none_of_the_kernels(book: LineBook) -> None:
     for said in SAID:
         for before in ("Nov 20 03:00:00 gpu0001 alice: ", "<13>Nov 20 03:00:00 gpu0001 kernel: ", "I saw: "):

@@ -5,12 +5,13 @@ a sink it is `listed`. Its delivery to each channel is a row of `deliveries`. `h
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import SQLAlchemyError
 
 from healer.adapters.postgres import audit_rows
 from healer.adapters.postgres.engine import (
@@ -107,14 +108,19 @@ class _Sender:
             try:
                 yield is_mine
             except BaseException:
-                conn.invalidate()  # ends the session and so the lock
+                with suppress(SQLAlchemyError):
+                    self._unlock(conn)
+                conn.invalidate()  # ends the session, and so the lock where it is left
                 raise
             finally:
                 self._lock = None
             if is_mine:
-                conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))"), self._asked)
-                conn.execute(sa.text("RESET idle_session_timeout"))
-                conn.commit()
+                self._unlock(conn)
+
+    def _unlock(self, conn: sa.Connection) -> None:
+        conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))"), self._asked)
+        conn.execute(sa.text("RESET idle_session_timeout"))
+        conn.commit()
 
     def check(self) -> None:
         """Not frozen; an error if it was, and another process has the lock."""

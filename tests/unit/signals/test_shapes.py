@@ -160,6 +160,18 @@ def test_pcie_error_of_each_card_of_the_fabric(book: LineBook, driver: str, seve
     assert (found.data["name"], found.pci) == (name, "0000:41:00")
 
 
+@pytest.mark.parametrize(
+    ("severity", "name"), [("(Fatal)", "aer-fatal-root"), ("(Non-Fatal)", "aer-nonfatal-root")]
+)
+def test_pcie_error_without_details_in_the_kernels_own_punctuation(
+    book: LineBook, severity: str, name: str
+) -> None:
+    said = f"pcieport 0000:00:01.0: AER: Uncorrectable {severity} error message received from 0000:9b:00.0"
+    for after in ("", " (no details found", " (no details found)"):
+        found = seen(said + after, book)
+        assert (found.data["name"], found.pci) == (name, "0000:9b:00")
+
+
 def test_others_words_are_none_of_the_kernels(book: LineBook) -> None:
     for said in SAID:
         for before in ("Nov 20 03:00:00 gpu0001 alice: ", "<13>Nov 20 03:00:00 gpu0001 kernel: ", "I saw: "):

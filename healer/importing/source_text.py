@@ -28,6 +28,8 @@ _WINDOW_BYTES = 128 << 20
 _BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 #: Its head, and that of its first block or of its end.
 _BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", re.DOTALL)
+#: As in the signals of production.
+_COLOURS = re.compile(rb"\x1b\[[0-9;]{0,16}m")
 STDIN = "-"
 
 
@@ -231,8 +233,14 @@ def blocks(file: Bytes, tally: Tally) -> Iterator[bytes]:
         yield from _clean(rest + b"\n", tally)
 
 
-def _clean(block: bytes, tally: Tally) -> Iterator[bytes]:
+def without_colours(text: bytes) -> bytes:
+    """Without what a terminal shows as colours, as `dmesg --color=always` prints them."""
+    return _COLOURS.sub(b"", text) if b"\x1b" in text else text
+
+
+def _clean(with_colours: bytes, tally: Tally) -> Iterator[bytes]:
     """The block, or the parts of it between lines that are skipped."""
+    block = without_colours(with_colours)
     if b"\0" not in block and not _has_long_line(block):
         yield block
         return

@@ -25,7 +25,7 @@ from healer.importing.nhc_log import NhcLog
 from healer.importing.node_lists import Reasons, read_nodes
 from healer.importing.node_log import NodeLog
 from healer.importing.smi_text import BugReport, SmiText
-from healer.importing.source_text import STDIN, Bytes, Counter, gzip_time, opened, pieces
+from healer.importing.source_text import STDIN, Bytes, Counter, gzip_time, opened, pieces, without_colours
 from healer.importing.tally import Tally
 from healer.importing.tool_events import ToolEvents
 from healer.importing.workplace import Workplace
@@ -158,7 +158,7 @@ def _kind(source: Given, tally: Tally) -> Kind | None:
         if source.kind is None:
             tally.skip(say("importing.not_recognised"))
         return source.kind
-    head = next(pieces(opened(source.path), tally), b"")[:HEAD_BYTES]
+    head = without_colours(next(pieces(opened(source.path), tally), b"")[:HEAD_BYTES])
     kind = None if holds_files(head) else source.kind or recognised(head)
     if kind is None and not tally.skipped:
         tally.skip(why_not(head))

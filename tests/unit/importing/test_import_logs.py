@@ -464,6 +464,26 @@ def test_kernels_own_stamp_dates_no_line_of_a_log(tmp_path: Path, caller: str) -
     assert [one["at"] for one in incident["evidence"]] == ["2026-11-25T20:56:33.123456Z"]
 
 
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("gpu0001.dmesg", "\x1b[32m[Wed Nov 25 20:56:33 2026] \x1b[0m\x1b[33m"),
+        ("gpu0001.dmesg", "kern  :err   : \x1b[32m[Wed Nov 25 20:56:33 2026] \x1b[0m\x1b[33m"),
+        ("gpu0001.dmesg", "\x1b[32m2026-11-25T20:56:33,123456+00:00 \x1b[0m\x1b[33m"),
+        ("messages", "\x1b[0;1;31mNov 25 20:56:33 gpu0001 kernel: "),
+    ],
+)
+def test_colours_of_a_terminal_are_no_part_of_a_line(tmp_path: Path, name: str, before: str) -> None:
+    """`dmesg -T --color=always >FILE`, and what `script` keeps."""
+    head, _, rest = XID.partition(": ")
+    log = written(tmp_path / name, f"{before}{head}: \x1b[0m\x1b[31m{rest}\x1b[0m\n")
+    done, entries = imported(tmp_path, log)
+    assert not quotes(done)
+    [incident] = played(entries)["incidents"]
+    assert (incident["rule"], incident["root"]["node"]) == ("gpu-lost", "gpu0001")
+    assert "\x1b" not in json.dumps(entries, ensure_ascii=False)
+
+
 LOST = (
     "NVRM: The NVIDIA GPU 0000:9b:00.0",
     "NVRM: (PCI ID: 10de:2330) installed in this system has",

@@ -1085,7 +1085,7 @@ def test_two_schedulers_notify_each_channel_once(site: Site) -> None:
 def test_a_scheduler_that_froze_while_it_sent_holds_no_channel(site: Site) -> None:
     """Its session lived on with its process, and no other scheduler could send there."""
     site.incident(1)
-    frozen = outbox.PostgresChannelOutbox(site.db, "pod1", "ops", frozen_after_s=0.3)
+    frozen = outbox.PostgresChannelOutbox(site.db, "pod1", "ops", frozen_after_s=3.0)
     with pytest.raises(sa.exc.OperationalError), frozen.alone() as is_mine:
         assert is_mine
         site.round()

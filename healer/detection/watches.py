@@ -94,16 +94,22 @@ def _offline(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Conditio
     away = {node.name: node for node in slurm.odd_nodes if is_offline(node)}
     if not away:
         return
-    expected = [node for node in slurm.nodes.values() if not node.planned]
-    if is_fleet(len(away), len(expected)):
-        text = say("detection.fleet_offline_text", n=len(away), of=len(expected))
-        where, title = Component(cluster=slurm.cluster), say("detection.fleet_offline")
-        yield _many(FLEET_OFFLINE, where, title, text, away, settings)
-        return
-    for place in together(away, [node.name for node in expected], slurm.nodes):
-        text = say("detection.place_offline", n=len(place.nodes), of=place.of, place=place.words)
-        theirs = {name: away.pop(name) for name in place.nodes}
-        yield _many(f"{place.kind}-offline", place.root(slurm.cluster), text, text, theirs, settings)
+    # Nodes that are on fail among those that are on. Those left off add up for weeks, while others sleep and
+    # wake: they count among all that may be used.
+    on = [node.name for node in slurm.nodes.values() if not node.planned]
+    usable = [node.name for node in slurm.nodes.values() if "MAINTENANCE" not in node.state]
+    ways = ((set(away), usable), ({name for name in away if not away[name].is_left_off}, on))
+    for names, among in ways:
+        if is_fleet(len(names), len(among)):
+            text = say("detection.fleet_offline_text", n=len(names), of=len(among))
+            where, title = Component(cluster=slurm.cluster), say("detection.fleet_offline")
+            yield _many(FLEET_OFFLINE, where, title, text, away, settings)
+            return
+    for names, among in ways:
+        for place in together(names & away.keys(), among, slurm.nodes):
+            text = say("detection.place_offline", n=len(place.nodes), of=place.of, place=place.words)
+            theirs = {name: away.pop(name) for name in place.nodes}
+            yield _many(f"{place.kind}-offline", place.root(slurm.cluster), text, text, theirs, settings)
     for name, node in sorted(away.items()):
         state = "+".join(node.state)
         yield Condition(

@@ -214,6 +214,35 @@ def test_a_node_that_did_not_start_for_its_job_is_an_incident(slurm: Watched) ->
     assert (one.fault, one.root.node, one.owner) == ("slurm-drain:power", name(3), "Slurm")
 
 
+def test_nodes_that_were_left_off_over_weeks_are_no_outage_while_the_others_sleep(slurm: Watched) -> None:
+    slurm.set(range(1, 27), "IDLE", "POWERED_DOWN")
+    for number in (27, 28, 29):
+        slurm.set([number], "DOWN", "POWERED_DOWN", reason="Not responding", user="slurm")
+        slurm.clock.advance(86400)
+        slurm.look()
+    assert slurm.faults == [("node-offline", name(number)) for number in (27, 28, 29)]
+
+
+def test_an_outage_stays_one_incident_when_power_saving_switches_its_nodes_off(slurm: Watched) -> None:
+    slurm.set(range(1, 7), *AWAY, reason="Not responding", user="slurm")
+    slurm.look()
+    for number in range(1, 7):
+        slurm.set([number], "DOWN", "POWERED_DOWN", reason="Not responding", user="slurm")
+        slurm.look(90)
+        assert slurm.faults == [("switch-offline", "leaf0")]
+    (one,) = slurm.open
+    assert len(one.affected) == 6
+
+
+def test_most_of_the_nodes_that_are_on_are_the_fleet_while_the_others_sleep(slurm: Watched) -> None:
+    slurm.set(range(1, 27), "IDLE", "POWERED_DOWN")
+    slurm.set([26], "DOWN", "POWERED_DOWN", reason="Not responding", user="slurm")
+    slurm.look()
+    slurm.set(range(27, 31), *AWAY, reason="Not responding", user="slurm")
+    slurm.look()
+    assert [one.fault for one in slurm.open] == ["fleet-offline"]
+
+
 def test_many_nodes_under_one_switch_are_one_incident(slurm: Watched) -> None:
     slurm.set([1], *AWAY)
     slurm.look(4)

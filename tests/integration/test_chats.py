@@ -369,6 +369,16 @@ def test_an_incident_that_opens_again_begins_with_its_first_alert(chats: Chats) 
     assert ended == [first, f"{first}:P0"] * 2
 
 
+def test_an_alert_lasts_from_one_repeat_to_the_next_though_our_clock_is_behind(chats: Chats) -> None:
+    """By less than an alert lasts, so that it fires at first, and ended before its repeat."""
+    behind = LASTS - timedelta(seconds=10)
+    manager = Alertmanager(chats.url, stand_in.AM_TOKEN, now=lambda: datetime.now(UTC) - behind)
+    for _ in range(2):
+        manager.send(notice(), "")
+    (alert,) = chats.alerts.values()
+    assert datetime.fromisoformat(alert["endsAt"]) > datetime.now(UTC) + LASTS / 2
+
+
 def test_an_alert_ends_by_itself_unless_it_is_sent_again(chats: Chats) -> None:
     moment = [datetime.now(UTC)]
     begun = moment[0]

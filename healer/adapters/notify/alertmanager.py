@@ -47,12 +47,12 @@ class Alertmanager(OneWay):
         self._post(lambda now: [watchdog(name, words, now, lasts) for name in clusters], lasts)
 
     def _post(self, alerts: Callable[[datetime], list[dict[str, Any]]], lasts: timedelta = LASTS) -> None:
-        """Sends the alerts; again by the clock of the Alertmanager, where ours is so far behind that it took
+        """Sends the alerts, by the clock of the Alertmanager where ours is far behind; again where it took
         them for ended."""
         now = self._now() + self._behind
         its = self._talk.hand_in(self._url, alerts(now), self._headers).at or now
         behind = its - self._now()
-        self._behind = behind if behind >= lasts else timedelta(0)
+        self._behind = behind if behind > lasts / 2 else timedelta(0)  # else it lasts until it is repeated
         if its >= now + lasts:
             self._talk.hand_in(self._url, alerts(its), self._headers)
 

@@ -171,7 +171,7 @@ _WORK = {
         AND (wake_at IS NULL OR wake_at <= %(now)s OR wake_at > %(wrong_nap)s)
         AND (lease_until IS NULL OR lease_until <= %(unheard)s OR lease_until > %(wrong_lease)s)
         AND (epoch > 0 OR created_at <= %(sent)s OR created_at > %(now)s)""",
-    "deliver": "SELECT FROM messages WHERE state = 'due' AND next_try_at <= %(now)s",
+    "deliver": "SELECT FROM messages WHERE state = 'due' AND (next_try_at <= %(now)s OR next_try_at = at)",
     "tell": """SELECT 1 FROM messages WHERE cluster = %(cluster)s AND NOT routed
         UNION ALL SELECT 1 FROM deliveries
         WHERE cluster = %(cluster)s AND state = 'due' AND next_try_at <= %(now)s""",

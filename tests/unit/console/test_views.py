@@ -45,6 +45,8 @@ def detail_of(sample: Sample, rule: str) -> IncidentRecord:
         (("IDLE", "DRAIN"), "Kill task failed", NodeKind.out_slurm),
         (("DOWN",), "Not responding", NodeKind.out_slurm),
         (("DOWN",), "", NodeKind.out_slurm),
+        (("DOWN", "POWERED_DOWN"), "Not responding", NodeKind.out_slurm),
+        (("IDLE", "POWERED_DOWN"), "", NodeKind.planned),
         (("IDLE", "MAINTENANCE"), "", NodeKind.planned),
         (("UNKNOWN",), "", NodeKind.unknown),
         (("IDLE", "INVALID_REG"), "", NodeKind.out_slurm),

@@ -92,7 +92,7 @@ def at_node(
     version, and since when."""
     found = []
     state = "+".join(node.state)
-    if _ASLEEP.intersection(node.state) and not node.is_left_off:
+    if _ASLEEP.intersection(node.state):
         found.append(Activity(ContextKind.power_saving, say("incidents.saves_power", state=state)))
     elif planned is not None:
         text = say("incidents.planned_work", why=quoted(planned.why))

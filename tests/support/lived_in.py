@@ -220,6 +220,10 @@ def written(layers: int) -> Seen:
     return found
 
 
+#: PostgreSQL touches its socket and the lock of it every 58 minutes, so that no cleaner of /tmp removes them.
+_TOUCHED = ".s.PGSQL."
+
+
 def below(folder: Path, point: str) -> Seen:
     found: Seen = {}
     for top, folders, files in os.walk(folder):
@@ -239,7 +243,7 @@ def below(folder: Path, point: str) -> Seen:
                 status.st_gid,
                 status.st_rdev,
                 status.st_size,
-                status.st_mtime_ns,
+                0 if name.startswith(_TOUCHED) else status.st_mtime_ns,
             )
     return found
 

@@ -239,7 +239,7 @@ def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> fl
 
 
 def http_date(value: str) -> datetime | None:
-    """A date of HTTP (RFC 9110, 5.6.7); None if it is none."""
+    """Parses a date in an HTTP header (RFC 9110, 5.6.7); None if it is malformed."""
     try:
         found = parsedate_to_datetime(value)
         # `-0000` and the old forms of a date name no zone: they are UTC, wherever this process runs.

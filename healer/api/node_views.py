@@ -208,7 +208,7 @@ def _takes_jobs(node: SlurmNode) -> bool:
 def _out_by(node: SlurmNode) -> str | None:
     if _takes_jobs(node):
         return None
-    if node.planned and not (node.is_left_off or is_ours(node.reason)):
+    if node.is_out_by_plan_alone and not is_ours(node.reason):
         return "planned"
     return node.owner.kind.value if node.owner else OwnerKind.slurm.value
 

@@ -13,7 +13,7 @@ from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
 from healer.backups import Places, Restored, Source, check_stopped, hold_back_database, seal
 from healer.bootstrap.database import OWNER
 from healer.embedded.server_alone import server_alone
-from healer.settings import ExecutorSettings, Settings
+from healer.settings import ExecutorSettings, Settings, setting_name
 
 
 def places_of(settings: Settings) -> Places:
@@ -40,7 +40,7 @@ def _elsewhere(settings: ExecutorSettings, token_key: Path) -> Iterator[str]:
     files = {name: path for name, path in os.environ.items() if name.endswith("_FILE")}
     for each in (settings, *settings.each()):
         paths = {name: getattr(each, name) for name in each.__struct_fields__}
-        files |= {f"HEALER_{name.upper()}": str(path) for name, path in paths.items() if _is_file(name, path)}
+        files |= {setting_name(name): str(path) for name, path in paths.items() if _is_file(name, path)}
     for name, path in files.items():
         if name.startswith("HEALER_") and path != str(token_key):
             yield f"{name} ({path})"

@@ -36,7 +36,14 @@ from healer.importing.node_names import NamesInText
 from healer.model import Role
 from healer.ports.callers import NewToken
 from healer.ports.request_errors import Conflict, Invalid, Unavailable
-from healer.settings import ExecutorSettings, SettingsError, own_url, rules_folder, secret_names
+from healer.settings import (
+    ExecutorSettings,
+    SettingsError,
+    own_url,
+    rules_folder,
+    secret_names,
+    setting_name,
+)
 
 #: How much of the end of each log.
 LOG_BYTES = 1_000_000
@@ -176,10 +183,11 @@ def _versions(settings: ExecutorSettings) -> dict[str, Any]:
 
 def _settings(settings: ExecutorSettings) -> dict[str, Any]:
     def shown(each: ExecutorSettings) -> dict[str, Any]:
-        secret = {name.removeprefix("HEALER_").lower() for name in secret_names()}
-        given = {name: getattr(each, name) for name in each.__struct_fields__ if name != "clusters"}
+        secret = secret_names()
+        fields = (field for field in each.__struct_fields__ if field != "clusters")
+        given = {setting_name(field): getattr(each, field) for field in fields}
         return {
-            f"HEALER_{name.upper()}": (REMOVED if value else None) if name in secret else _plain(value)
+            name: (REMOVED if value else None) if name in secret else _plain(value)
             for name, value in given.items()
         }
 

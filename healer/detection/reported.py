@@ -369,7 +369,7 @@ def fault_of(node: SlurmNode, snapshot: SlurmSnapshot | None) -> str | None:
     owner = node.owner
     if owner is None or not node.held or is_offline(node):
         return None
-    if node.planned and not (node.is_left_off or is_only_ours(snapshot, node)):
+    if node.is_out_by_plan_alone and not is_only_ours(snapshot, node):
         return None
     match owner.kind:
         case OwnerKind.healer:

@@ -67,7 +67,7 @@ def is_offline(node: SlurmNode) -> bool:
     DOWN. It no longer pings a node that it has switched off as well."""
     if node.drain or ("NOT_RESPONDING" not in node.state and not node.is_left_off):
         return False
-    if node.planned and not node.is_left_off:
+    if node.is_out_by_plan_alone:
         return False
     if node.starting or node.base in {"FUTURE", "UNKNOWN"}:
         return False

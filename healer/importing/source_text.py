@@ -17,6 +17,7 @@ import zstandard
 
 from healer.importing.tally import Tally
 from healer.recordings.recording_folder import is_whole
+from healer.signals.kernel_log import COLOURS
 from healer.text import Said, say
 
 BLOCK_BYTES = 1 << 20
@@ -28,8 +29,7 @@ _WINDOW_BYTES = 128 << 20
 _BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 #: Its head, and that of its first block or of its end.
 _BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", re.DOTALL)
-#: As in the signals of production.
-_COLOURS = re.compile(rb"\x1b\[[0-9;]{0,16}m")
+_COLOURS = re.compile(COLOURS.pattern.encode())
 STDIN = "-"
 
 

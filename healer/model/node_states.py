@@ -94,7 +94,7 @@ def node_states(snapshot: SlurmSnapshot) -> dict[str, NodeState]:
 
 
 def _state(node: SlurmNode, *, is_tested: bool) -> NodeState:
-    if not is_tested and node.planned and not node.is_left_off:
+    if not is_tested and node.is_out_by_plan_alone:
         return _PLANNED[node.busy]
     if not is_tested and node.in_service:
         return _IN_SERVICE[node.busy]

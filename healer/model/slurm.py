@@ -290,6 +290,11 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return not _OUT_BY_PLAN.isdisjoint(self.state)
 
     @property
+    def is_out_by_plan_alone(self) -> bool:
+        """As `planned`, and power saving hides no hold of Slurm itself."""
+        return self.planned and not self.is_left_off
+
+    @property
     def is_left_off(self) -> bool:
         """Slurm itself holds it, and power saving switched it off too: no job wakes it, which is no plan."""
         is_off = "MAINTENANCE" not in self.state and not _OFF.isdisjoint(self.state)

@@ -16,6 +16,7 @@ from healer.settings.fields import (
     guard_overrides,
     privileged_names,
     secret_names,
+    setting_name,
     setting_names,
 )
 from healer.settings.parsers import CHECKED, GITHUB, JIRA, ON, Listen, is_loopback, parse_proxies
@@ -55,6 +56,7 @@ __all__ = [
     "privileged_names",
     "rules_folder",
     "secret_names",
+    "setting_name",
     "setting_names",
     "shipped_rules",
     "site_url",

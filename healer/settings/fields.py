@@ -231,10 +231,15 @@ def guard_overrides(settings: Settings) -> dict[str, Any]:
     return {field: value for name, field in names.items() if (value := getattr(settings, name)) is not None}
 
 
+def setting_name(field: str) -> str:
+    """The name of a field in the environment."""
+    return f"HEALER_{field.upper()}"
+
+
 #: How each setting of a kind is read, by its name in the environment.
 _READS_OF: dict[type[Settings], dict[str, Reads]] = {
     kind: {
-        f"HEALER_{field.upper()}": reads
+        setting_name(field): reads
         for field, hint in get_type_hints(kind, include_extras=True).items()
         for reads in getattr(hint, "__metadata__", ())
     }

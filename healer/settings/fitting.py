@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from healer.settings.fields import Settings, SettingsError
+from healer.settings.fields import Settings, SettingsError, setting_name
 from healer.settings.parsers import GITHUB, JIRA, ON, SERVICENOW, WEBHOOK, is_loopback
 from healer.text import Said, say
 
@@ -93,7 +93,7 @@ def check_tickets(values: Mapping[str, Any]) -> None:
             _system_needs(which, f"tickets_{name}")
     for name in given:
         if name not in takes:
-            unused = _name(f"tickets_{name}")
+            unused = setting_name(f"tickets_{name}")
             raise SettingsError(say("setup.tickets_ignore", system=which, name=unused))
     token = values["tickets_token"]
     if "tickets_user" not in values and not (token.isascii() and token.isprintable()):
@@ -105,7 +105,9 @@ def check_tickets(values: Mapping[str, Any]) -> None:
 def _check_project(which: str, project: str | None) -> None:
     if project is not None and not _PROJECT_FORM[which].fullmatch(project):
         what = say(f"setup.wants_project_{which}")
-        raise SettingsError(say("setup.must_be_not", name=_name("tickets_project"), what=what, given=project))
+        raise SettingsError(
+            say("setup.must_be_not", name=setting_name("tickets_project"), what=what, given=project)
+        )
 
 
 def _check_address(text: str) -> None:
@@ -128,7 +130,7 @@ def check_sign_in(values: Mapping[str, Any]) -> None:
     if oidc:
         for name in ("oidc_issuer", "oidc_client_id", "public_url"):
             if name not in values:
-                _needs(oidc[0], _name(name))
+                _needs(oidc[0], setting_name(name))
         public = urlsplit(values["public_url"])
         if public.scheme != "https" and not is_loopback(public.hostname or ""):
             raise SettingsError(say("setup.oidc_needs_https"))
@@ -136,28 +138,24 @@ def check_sign_in(values: Mapping[str, Any]) -> None:
     if secret is None:
         return
     if "proxies" not in values:
-        _needs("sign_in_proxy_secret", _name("proxies"))
+        _needs("sign_in_proxy_secret", setting_name("proxies"))
     if len(secret) < _PROXY_SECRET_LEAST:
         raise SettingsError(say("setup.proxy_secret_short", least=_PROXY_SECRET_LEAST))
     if oidc:
-        names = {"plain": _name("oidc_issuer"), "name": _name("sign_in_proxy_secret")}
+        names = {"plain": setting_name("oidc_issuer"), "name": setting_name("sign_in_proxy_secret")}
         raise SettingsError(say("setup.are_both_set_keep", **names))
 
 
 # --- what is wrong, in words -----------------------------------------------------------------------------
 
 
-def _name(field: str) -> str:
-    return f"HEALER_{field.upper()}"
-
-
 def _needs(field: str, needed: Said | str) -> None:
-    raise SettingsError(say("setup.needs", name=_name(field), needed=needed))
+    raise SettingsError(say("setup.needs", name=setting_name(field), needed=needed))
 
 
 def _system_needs(system: str, needed: str) -> None:
-    raise SettingsError(say("setup.tickets_need", system=system, needed=_name(needed)))
+    raise SettingsError(say("setup.tickets_need", system=system, needed=setting_name(needed)))
 
 
 def _must_be(field: str, what: Said) -> None:
-    raise SettingsError(say("setup.must_be", name=_name(field), what=what))
+    raise SettingsError(say("setup.must_be", name=setting_name(field), what=what))

@@ -17,6 +17,7 @@ from healer.settings.fields import (
     SettingsError,
     privileged_names,
     secret_names,
+    setting_name,
     setting_names,
 )
 from healer.settings.fitting import check_adapters, check_sign_in, check_tickets, check_tls
@@ -53,7 +54,7 @@ def _load(
     where = environ.get("HEALER_CONFIG", "")
     file, tables = _from_file(where) if where else ({}, {})
     given = file | {n: v for n, v in environ.items() if n.startswith("HEALER_")}
-    given |= {f"HEALER_{field.upper()}": value for field, value in overrides.items() if value is not None}
+    given |= {setting_name(field): value for field, value in overrides.items() if value is not None}
     values = _parsed(given, kind)
     default: tuple[str, ...] = ("cli",) if which("scontrol") else ("sim",)
     values.setdefault("data_dir", default_data_dir(environ))
@@ -164,7 +165,7 @@ def _check_apart(clusters: Mapping[str, Settings]) -> None:
         seen: dict[object, str] = {}
         for name, settings in clusters.items():
             value = getattr(settings, field)
-            setting = "SLURM_CONF" if field == "slurm_conf" else f"HEALER_{field.upper()}"
+            setting = "SLURM_CONF" if field == "slurm_conf" else setting_name(field)
             if value is not None and value in seen:
                 raise SettingsError(
                     say("setup.clusters_have_same_each", other=seen[value], name=name, setting=setting)

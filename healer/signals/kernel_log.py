@@ -39,7 +39,7 @@ class Prefix(msgspec.Struct, frozen=True):
 _START = re.compile(r"NVRM: |nvidia-nvswitch\d")
 _CODED = ("NVRM: Xid", "nvidia-nvswitch")
 #: Colours, as `dmesg --color=always` and some consoles print them. The kernel escapes those of programs.
-_COLOURS = re.compile("\x1b\\[[0-9;]{0,16}m")
+COLOURS = re.compile("\x1b\\[[0-9;]{0,16}m")
 # Control characters and lone surrogates: no log prints them, and PostgreSQL's JSON cannot hold all of them.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
@@ -126,7 +126,7 @@ def one_line(record: str) -> str:
 def clean(line: str) -> str:
     """The line without its end, without colours, and without rsyslog's words around a repeated message."""
     if "\x1b" in line:
-        line = _COLOURS.sub("", line)
+        line = COLOURS.sub("", line)
     line = one_line(line)
     if "message repeated" in line and (match := _REPEATED.fullmatch(line)):
         line = match["before"] + match["said"]

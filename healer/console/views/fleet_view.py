@@ -148,7 +148,7 @@ def holds(standing: Standing) -> dict[str, Hold]:
 def kind_of(node: SlurmNode, *, hold: Hold | None, known_bad: bool) -> NodeKind:
     """The kind of a node, as the floor's guard counts it. healer's own drain is also recognised by its reason
     (`healer:`)."""
-    if node.planned and not node.is_left_off and hold is not Hold.tests:
+    if node.is_out_by_plan_alone and hold is not Hold.tests:
         return NodeKind.planned
     if not node.in_service or hold is Hold.tests:
         return KIND_OF_HOLDER[holder_of(node, is_ours=hold is not None)]

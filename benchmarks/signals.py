@@ -1,9 +1,10 @@
 """Durable kernel lines per second over HTTP: one Xid per POST, answered after the commit, fsync on.
 
-    python -m benchmarks.signals [--connections 32] [--seconds 8] [--rate 5000]
+    python -m benchmarks.signals [--connections 32] [--apis 1] [--seconds 8] [--rate 5000]
 
-One server process on an embedded PostgreSQL, one load process. Prints requests/s, p50 and p99 of the answer,
-the processor time for each by process, and how many rows are there afterwards (it must be all of them).
+API processes on an embedded PostgreSQL, connections divided among them, one load process. Prints requests/s,
+p50 and p99 of the answer, the processor time for each by process, and how many rows are there afterwards (it
+must be all of them).
 
 Without --rate each connection sends its next line when the last one was answered. With it lines come at fixed
 moments, so many a second, whether or not the ones before were answered; the time of an answer counts from its
@@ -13,6 +14,7 @@ on its way at a time, as senders do: the moments go round over the connections.
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import json
@@ -22,7 +24,7 @@ import shutil
 import socket
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -131,7 +133,9 @@ class Client(asyncio.Protocol):
         self._transport.close()
 
 
-async def load(port: int, token: str, connections: int, seconds: float, rate: float) -> list[float]:
+async def load(
+    ports: Sequence[int], token: str, connections: int, seconds: float, rate: float
+) -> list[float]:
     """Seconds that each answer took. `rate`: lines per second, 0 for as many as go."""
     taken: list[float] = []
     loop = asyncio.get_running_loop()
@@ -148,7 +152,7 @@ async def load(port: int, token: str, connections: int, seconds: float, rate: fl
 
     async def one(number: int) -> None:
         _, client = await loop.create_connection(
-            lambda: Client(token, number, due(number), taken), "127.0.0.1", port
+            lambda: Client(token, number, due(number), taken), "127.0.0.1", ports[number % len(ports)]
         )
         await client.ended
 
@@ -165,10 +169,10 @@ class Spent(NamedTuple):
     client: float
 
     @classmethod
-    def so_far(cls, api: int, postgres: int) -> "Spent":
-        loop = _on_cpu_s(api, api)
+    def so_far(cls, apis: Sequence[int], postgres: int) -> "Spent":
+        loops = sum(_on_cpu_s(api, api) for api in apis)
         backends = sum(_on_cpu_s(pid) for pid in descendants(postgres))
-        return cls(loop, _on_cpu_s(api) - loop, backends, _on_cpu_s(os.getpid()))
+        return cls(loops, sum(map(_on_cpu_s, apis)) - loops, backends, _on_cpu_s(os.getpid()))
 
     def each_us(self, before: "Spent", lines: int) -> str:
         spent = [(now - then) / lines * 1e6 for now, then in zip(self, before, strict=True)]
@@ -179,6 +183,33 @@ def _on_cpu_s(pid: int, thread: int | str = "*") -> float:
     """Of one thread, or of all that a process has now."""
     times = (one.read_text() for one in Path(f"/proc/{pid}/task").glob(f"{thread}/schedstat"))
     return sum(int(one.split()[0]) for one in times) / 1e9
+
+
+class Served(NamedTuple):
+    pid: int
+    port: int
+    token: str
+
+
+@contextlib.contextmanager
+def served(url: str, spool: Path) -> Iterator[Served]:
+    """One API process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mine, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=serve, args=(url, port, spool, theirs), daemon=True
+    )
+    process.start()
+    theirs.close()  # so that a server that does not start is an error here, and not waited for
+    try:
+        token = mine.recv()
+        wait_until(lambda: listens(port), 20, what="the API listens")
+        yield Served(process.pid or 0, port, token)
+    finally:
+        process.terminate()
+        process.join()
 
 
 def listens(port: int) -> bool:
@@ -199,6 +230,7 @@ def settle(server: Postgres) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--apis", type=int, default=1, help="API processes")
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--rate", type=float, default=0, help="lines per second; else as many as go")
     asked = parser.parse_args()
@@ -206,42 +238,41 @@ def main() -> None:
     server = Postgres(folder / "data", logins={name_of(os.geteuid()): (*LOGINS, SUPERUSER)})
     server.start()
     try:
-        engine = sa.create_engine(server.url)
-        migrate.upgrade(engine)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        mine, theirs = multiprocessing.Pipe()
-        process = multiprocessing.get_context("spawn").Process(
-            target=serve, args=(server.url_of("healer"), port, folder / "spool", theirs), daemon=True
-        )
-        process.start()
-        theirs.close()  # so that a server that does not start is an error here, and not waited for
-        token = mine.recv()
-        wait_until(lambda: listens(port), 20, what="the API listens")
-        uvloop.run(load(port, token, asked.connections, 1, 0))
-        with engine.begin() as conn:
-            conn.execute(sa.text("DELETE FROM inbox"))
-        settle(server)
-        api, postgres = process.pid or 0, server.process.pid if server.process else 0
-        before = Spent.so_far(api, postgres)
-        begun = time.perf_counter()
-        taken = uvloop.run(load(port, token, asked.connections, asked.seconds, asked.rate))
-        took_s = time.perf_counter() - begun
-        spent = Spent.so_far(api, postgres).each_us(before, len(taken))
-        with engine.connect() as conn:
-            rows = conn.execute(sa.text("SELECT count(*) FROM inbox")).scalar_one()
-        cut = statistics.quantiles(taken, n=100)
-        print(
-            f"{asked.connections} connections: {len(taken) / took_s:,.0f} events/s, "
-            f"p50 {cut[49] * 1000:.1f} ms, p99 {cut[98] * 1000:.1f} ms, "
-            f"{rows} rows of {len(taken)}; us CPU each: {spent}"
-        )
-        process.terminate()
-        process.join()
+        with contextlib.ExitStack() as apis:
+            engine = sa.create_engine(server.url)
+            migrate.upgrade(engine)
+            url = server.url_of("healer")
+            serving = [
+                apis.enter_context(served(url, folder / f"spool{number}")) for number in range(asked.apis)
+            ]
+            measure(asked, server, engine, serving)
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(
+    asked: argparse.Namespace, server: Postgres, engine: sa.Engine, serving: Sequence[Served]
+) -> None:
+    pids, ports, token = [api.pid for api in serving], [api.port for api in serving], serving[-1].token
+    uvloop.run(load(ports, token, asked.connections, 1, 0))
+    with engine.begin() as conn:
+        conn.execute(sa.text("DELETE FROM inbox"))
+    settle(server)
+    postgres = server.process.pid if server.process else 0
+    before = Spent.so_far(pids, postgres)
+    begun = time.perf_counter()
+    taken = uvloop.run(load(ports, token, asked.connections, asked.seconds, asked.rate))
+    took_s = time.perf_counter() - begun
+    spent = Spent.so_far(pids, postgres).each_us(before, len(taken))
+    with engine.connect() as conn:
+        rows = conn.execute(sa.text("SELECT count(*) FROM inbox")).scalar_one()
+    cut = statistics.quantiles(taken, n=100)
+    print(
+        f"{asked.connections} connections: {len(taken) / took_s:,.0f} events/s, "
+        f"p50 {cut[49] * 1000:.1f} ms, p99 {cut[98] * 1000:.1f} ms, "
+        f"{rows} rows of {len(taken)}; us CPU each: {spent}"
+    )
 
 
 if __name__ == "__main__":

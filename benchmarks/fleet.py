@@ -6,7 +6,7 @@ Each node sends 8 GPUs x 30 signals and its host's every 5 s or `--every` so man
 times. Prints CPU by process, memory (PSS), and the lag from arrival to the end of the tick that looked at it,
 minute by minute. Then the detector is killed with `kill -9`: how long until it leads again, its windows are
 full, its lag is as before. The fleet is well: what healer found is counted as false alarms. The load comes
-from this process, on the same machine: its CPU is told apart.
+from this process, on the same machine: its CPU is counted apart.
 """
 
 import argparse

@@ -110,7 +110,7 @@ def main() -> None:
         bad = foreseen(rule, many(lambda: failing(rule, rng), asked.parts // len(rules)), SEEN_BEFORE)  # noqa: B023
         good = foreseen(rule, many(lambda: healthy(rule, rng), asked.healthy // len(rules)), 0)  # noqa: B023
         hits, wrong = hits + int(bad.sum()), wrong + int(good.sum())
-        well = f"{good.sum()} of {len(good)} healthy ones told"
+        well = f"{good.sum()} of {len(good)} healthy ones reported"
         print(f"{rule.name:20} {bad.mean():6.1%} foreseen 2 days before, {well}")
     failed, well = (n // len(rules) * len(rules) for n in (asked.parts, asked.healthy))
     print(f"together: {hits / failed:.1%} of {failed} foreseen, {wrong} false of {well} healthy fortnights")

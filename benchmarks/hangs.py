@@ -279,7 +279,7 @@ def main() -> None:
             runs = [delay_s(given.seed + n, pace, kind) for n in range(given.runs)]
             delays = np.array([one[0] for one in runs])
             print(
-                f"{name}, {kind.what}: told after {np.median(delays):.0f} s (median; 95 %: "
+                f"{name}, {kind.what}: reported after {np.median(delays):.0f} s (median; 95 %: "
                 f"{np.quantile(delays, 0.95, method='higher'):.0f} s), recall "
                 f"{np.isfinite(delays).mean():.2f}, rightly named {np.mean([one[1] for one in runs]):.2f}, "
                 f"before it stood {sum(one[2] for one in runs)}",

@@ -106,7 +106,7 @@ PUBLIC: dict[str, Callable[[Path], Board]] = {
 
 
 def public(data: Path | None) -> Iterator[Board | str]:
-    """Each board, or why it is none."""
+    """Each board, or why it is missing."""
     for name, make in PUBLIC.items():
         if data is None:
             yield f"{name}: SCOREBOARD_DATA names no folder"

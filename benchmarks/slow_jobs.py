@@ -116,7 +116,7 @@ def _print(what: str, runs: Sequence[tuple[float | None, bool, int]]) -> None:
         else "never"
     )
     print(
-        f"{what}: recall {len(delays) / len(runs):.2f}, told after {middle}, rightly "
+        f"{what}: recall {len(delays) / len(runs):.2f}, reported after {middle}, rightly "
         f"{np.mean([one[1] for one in runs]):.2f}, other nodes blamed {sum(one[2] for one in runs)}",
         flush=True,
     )
@@ -150,7 +150,7 @@ def main() -> None:
         fault: f"{alarms[fault]} (at most {upper_bound(alarms[fault]) / given.days:.2f} a job-day)"
         for fault in ("slowness-shared", "slower-than-elsewhere", "job-slow")
     }
-    print(f"{given.days:g} job-days with nothing wrong: {bound}; all told: {dict(alarms)}")
+    print(f"{given.days:g} job-days with nothing wrong: {bound}; in all: {dict(alarms)}")
     print(f"{time.process_time() - begun:.0f} s of processor time")
 
 

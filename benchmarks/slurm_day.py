@@ -14,7 +14,7 @@ technician, who boots the node once it is empty and asks for `return-to-service`
 of the site's own, which takes 5 s and knows what is broken. A fault of a GPU does not end its job: only a
 dead node does. No job reports step times: hangs, silent corruption and slow ranks show nothing here.
 
-First comes a window without healer: the same Slurm, jobs and hooks, which find nobody to report to. At the
+First comes a window without healer: the same Slurm, jobs and hooks, which find no API to report to. At the
 end each stage's time, what has to be 0 (else the exit status is 1), slurmctld's latency and its requests.
 """
 

@@ -96,7 +96,7 @@ def _transport_options(broker_url: str) -> dict[str, Any]:
         "unacked_restore_interval": 5,
         "unacked_restore_throttle": 1,
         "socket_connect_timeout": 2,
-        # A Redis that is frozen answers nobody, and the sweep must not wait for it.
+        # A frozen Redis does not answer, and the sweep must not wait for it.
         "socket_timeout": SILENT_S,
         "socket_keepalive": not broker_url.startswith("redis+socket"),
         "socket_keepalive_options": _KEEPALIVE,

@@ -1,8 +1,8 @@
-"""What is taken from the broker: names of runs, and nothing else.
+"""What is accepted from the broker: names of runs, and nothing else.
 
-Whoever reaches the broker writes what he likes. Celery ends where it cannot read a message, and believes
-what it says of itself: when to begin, what to do next, who wants an answer. So each message is made anew of
-its id, its runs and its expiry before Celery counts or reads it; what is no such message is dropped.
+Anyone who can reach the broker can write any message. Celery crashes on one that it cannot read, and trusts
+a message's own headers: when to begin, what to do next, who wants an answer. So each message is rebuilt from
+its id, its runs and its expiry before Celery counts or reads it; any other message is dropped.
 """
 
 import base64

@@ -84,7 +84,7 @@ def script(package: Package, calls: dict[str, str]) -> str:
 
 
 def changelog(name: str, commit: Commit) -> str:
-    """Debian's own form; what changed stands in NEWS."""
+    """Debian's own form; NEWS lists what changed."""
     return (
         f"{name} ({commit.version}-{commit.release}) unstable; urgency=medium\n\n"
         f"  * healer {commit.version}; what changed is in NEWS.gz.\n\n"

@@ -23,7 +23,7 @@ from healer.ports.node_exec import NodeError
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 SUMS = "SHA256SUMS"
-#: Wheels that the index does not have: what then stands in for them.
+#: Wheels that the index does not have, and what replaces them.
 NO_WHEEL = "Redis: none for aarch64 and none for Python 3.12 and newer; there the broker is PostgreSQL\n"
 
 

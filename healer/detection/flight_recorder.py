@@ -296,7 +296,7 @@ def _differs(seq: int, first: Entry, by_rank: Mapping[int, Group]) -> dict[str, 
 
 
 def describe_stall(stall: Stall, nodes: Mapping[int, str]) -> Said:
-    """One sentence: `nccl:all_reduce 812 of group 0 stands: rank 3 (gpu0001) never came, 7 wait`."""
+    """One sentence: `nccl:all_reduce 812 of group 0 is stalled: rank 3 (gpu0001) …`."""
     what = say("detection.stall", op=stall.op, seq=stall.seq, group=stall.group)
     if stall.differs:
         others = (

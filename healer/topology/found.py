@@ -24,7 +24,7 @@ LINE_MAX = 16_384
 _SHOWN = 40
 
 HEAD = """\
-# Found by `healer topology import`; it writes this file anew. What topology.yaml says by hand wins.
+# Found by `healer topology import`; it rewrites this file. topology.yaml, which people write, wins.
 """
 
 

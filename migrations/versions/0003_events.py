@@ -1,4 +1,4 @@
-"""Live events: what changes is told to the pages by NOTIFY, with a number that grows."""
+"""Live events: NOTIFY announces changes to the pages, with a growing number."""
 
 from alembic import op
 

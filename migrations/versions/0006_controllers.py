@@ -1,4 +1,4 @@
-"""How each cluster's slurmctld does, as the last poll found it; pages are told when that changes."""
+"""The health of each cluster's slurmctld at the last poll; pages are notified when it changes."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -18,7 +18,7 @@ def upgrade() -> None:
         sa.Column("doc", postgresql.JSONB(), nullable=False),
         sa.PrimaryKeyConstraint("cluster"),
     )
-    # Its figures are new with each poll; only what stands against it is news.
+    # Its figures change with each poll; only its problems are news.
     op.execute(
         """
         CREATE FUNCTION healer_tell_controllers() RETURNS trigger LANGUAGE plpgsql AS $$

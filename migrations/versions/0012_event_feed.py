@@ -1,4 +1,4 @@
-"""How far the feed of events has told each cluster's audit."""
+"""How far the feed of events has reported each cluster's audit."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -23,7 +23,7 @@ def _serial() -> sa.Column:
 
 
 def upgrade() -> None:
-    # What was told before channels were known goes to none of them.
+    # Messages from before the channels existed go to none of them.
     op.add_column("messages", sa.Column("routed", sa.Boolean(), nullable=False, server_default=sa.true()))
     op.alter_column("messages", "routed", server_default=sa.false())
     op.create_index(

@@ -1,4 +1,4 @@
-"""Models that are put in force, made anew on a schedule and taken back; how unusual nodes are."""
+"""Models: put in force, refitted on a schedule, withdrawn; how unusual nodes are."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""How each node stands among those of its model by what its tests measured: pages read it."""
+"""The rank of each node among those of its model by what its tests measured, for the pages."""
 
 import sqlalchemy as sa
 from alembic import op

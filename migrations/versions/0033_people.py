@@ -1,6 +1,6 @@
 """People of the identity provider, and what their sessions need: an idle limit, a list, a proof's age.
 
-A person's name is bound to the provider's subject for good, so that nobody takes the name of another.
+A person's name is bound to the provider's subject for good, so that no one else can take the name.
 """
 
 import sqlalchemy as sa

@@ -1,8 +1,8 @@
 """The services of docker-compose.yml as containers, by crun and without a daemon.
 
 Each has its own mounts, processes and user, and the rights, volumes and secrets that the file gives it. They
-share one network, which nothing leaves. The images of PostgreSQL and Redis come from elsewhere: healer's own,
-which has their programs, stands in for them.
+share one network without a way out. The images of PostgreSQL and Redis come from elsewhere, so healer's own
+image, which has their programs, replaces them.
 """
 
 import json

@@ -64,7 +64,7 @@
     const axis = { stroke: colour("dim"), font: `11px ${colour("sans")}`, grid: { stroke: colour("hair"), width: 1 }, ticks: { stroke: colour("line"), width: 1, size: 4 } };
     const shown = data.m.map((mark) => mark.t), ends = [...data.t.slice(0, 1), ...data.t.slice(-1), ...(timed ? shown : [])];
     const marked = data.m.length > 0;
-    // Where nobody points, the legend tells the last value.
+    // Without a pointer, the legend shows the last value.
     const last = data.t.findLastIndex((at, index) => data.s.some((line) => line.r === "own" && line.v[index] != null));
     // The room above the plot is for the words of the moments.
     const room = marked ? LANES * LANE + 6 : 10;

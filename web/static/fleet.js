@@ -22,7 +22,7 @@
       racks.get(rack).members.push(index);
     });
     let y = 0;
-    // Small cells have no names: then the name of a band stands in a gutter, beside its racks.
+    // Small cells have no names: the name of a band is then in a gutter beside its racks.
     const beside = !named && bands.size > 1, left = beside ? (width < 600 ? 48 : 84) : 0;
     for (const [band, racks] of bands) {
       if (band && beside) texts.push([0, y + 11, band, true, left - 6]);

@@ -101,7 +101,7 @@ class Token:
             why = "healer gave the job %s no token (%d): %.300s" % (job, status, answer.get("detail", ""))
             raise NoToken(why, soon=status in (409, 429, 503))
         if not answer.get("token"):
-            raise NoToken("what stands at %s is no healer" % self._settings.url)
+            raise NoToken("%s is not a healer API" % self._settings.url)
         # By this machine's clock, which may differ from healer's: half of the day is left unused anyway.
         return {"token": str(answer["token"]), "until": time.time() + 24 * 3600.0}
 

@@ -69,6 +69,6 @@ purged() {
     done
     rmdir /var/backups/healer 2>/dev/null || true
     for each in /var/lib/healer /var/backups/healer /etc/healer/credentials; do
-        [ ! -e "$each" ] || echo "healer: kept $each; remove it by hand if nobody needs it"
+        [ ! -e "$each" ] || echo "healer: kept $each; remove it by hand if it is not needed"
     done
 }

@@ -35,7 +35,7 @@ _Translate = Callable[[str], str]
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """`moment`: its name among the numbered moments of the chart; empty: it is none of them. `url`: the page
+    """`moment`: its name among the numbered moments of the chart; empty if it has none. `url`: the page
     about it."""
 
     at: datetime

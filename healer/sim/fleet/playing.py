@@ -60,7 +60,7 @@ def play(
         then = max(site.now, min((due for due in dues if due is not None), default=site.end))
         again = again + 1 if then <= site.now else 0
         if again > _AT_ONE_MOMENT:
-            raise RuntimeError(f"time stands still at {site.now}")
+            raise RuntimeError(f"time does not advance at {site.now}")
         if then >= end:
             break
         if then > site.now:
@@ -232,7 +232,7 @@ class Reviews:
 
     def _judge(self, rule: str) -> Callable[[], None]:
         def false_alarm() -> None:
-            self.did["false alarms told"] += 1
+            self.did["false alarms reported"] += 1
             self._judged.setdefault(rule, []).append(False)
             earn = self.healer.rules.guards.earn
             wrong = len(self._judged[rule][-earn.incidents :])

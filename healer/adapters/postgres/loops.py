@@ -24,16 +24,28 @@ def part_lock(part: str, cluster: str) -> str:
     return f"{part}:{cluster}"
 
 
-_LOCK_HELD = sa.text(
-    "SELECT EXISTS (SELECT 1 FROM pg_locks, (SELECT hashtextextended(:name, 0) AS key) AS wanted "
+_HOLDER = sa.text(
+    "SELECT pid FROM pg_locks, (SELECT hashtextextended(:name, 0) AS key) AS wanted "
     "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
-    "AND classid::bigint = ((key >> 32) & 4294967295) AND objid::bigint = (key & 4294967295))"
+    "AND classid::bigint = ((key >> 32) & 4294967295) AND objid::bigint = (key & 4294967295)"
 )
 
 
+#: Of the same login; another's is left alone.
+_END_SESSION = sa.text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE pid = :pid AND pg_has_role(usesysid, 'USAGE')"
+)
+
+
+def _holder(conn: sa.Connection, name: str) -> int | None:
+    """The process of the server whose session holds the lock."""
+    return conn.execute(_HOLDER, {"name": name}).scalar()
+
+
 def lock_held(conn: sa.Connection, name: str) -> bool:
-    return bool(conn.execute(_LOCK_HELD, {"name": name}).scalar())
+    return _holder(conn, name) is not None
 
 
 def try_lead(conn: sa.Connection, cluster: str, part: str = "detector") -> bool:
@@ -54,15 +66,40 @@ def wait_to_lead(
     Raises OperationalError where the database does not answer at first.
     """
     connection = engine.connect()
+    silence = _Silence(cluster, part)
     while True:
         try:
             if try_lead(connection, cluster, part):
                 return connection
+            silence.look(connection)
         except OperationalError as error:
             log.warning("waiting for the database", error=str(error.orig))
             connection.rollback()  # the next statement connects again
         if stopped(1.0):
             return None
+
+
+class _Silence:
+    """Watches the leader for one that waits to lead. A process that is frozen keeps its session, and with it
+    the lock. Ending the session is safe: it is the one that a leader commits on."""
+
+    def __init__(self, cluster: str, part: str) -> None:
+        self._cluster, self._part = cluster, part
+        self._seen: tuple[int | None, datetime | None] = None, None
+        self._looks = 0
+
+    def look(self, conn: sa.Connection) -> None:
+        """Call it once a second. Ends the leader's session after `DEAD_AFTER_S` looks without a new
+        heartbeat; looks, as time passes also while the database is away and takes none."""
+        beat_at = read_beats(conn, self._cluster).get(self._part)
+        seen = _holder(conn, part_lock(self._part, self._cluster)), beat_at
+        self._looks = self._looks + 1 if seen == self._seen and None not in seen else 0
+        self._seen = seen
+        if self._looks >= DEAD_AFTER_S:
+            ended = conn.execute(_END_SESSION, {"pid": seen[0]}).scalar()
+            log.warning("leader is frozen", part=self._part, last_heartbeat=str(beat_at), ended=bool(ended))
+            self._looks = 0
+        conn.commit()
 
 
 def returned_nodes(conn: sa.Connection, cluster: str) -> list[tuple[str, datetime]]:

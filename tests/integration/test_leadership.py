@@ -1,0 +1,68 @@
+"""Who leads a cluster when the leader's process is frozen: its session, and so its lock, stays."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.loops import DEAD_AFTER_S, Heartbeat, lock_held, part_lock, wait_to_lead
+from healer.adapters.postgres.tables import beats
+
+CLUSTER = "pod1"
+
+
+@pytest.fixture
+def leader(fresh_database: sa.Engine) -> Iterator[sa.Connection]:
+    """A detector that leads and has sent a heartbeat."""
+    connection = wait_to_lead(fresh_database, CLUSTER, lambda _: True)
+    assert connection is not None
+    Heartbeat(fresh_database, CLUSTER, "detector")()
+    yield connection
+    connection.invalidate()
+
+
+class Waits:
+    """`stopped` of one that waits to lead: counts its looks, and ends it after `most`."""
+
+    def __init__(self, most: float, each: Callable[[], object] = lambda: None) -> None:
+        self.most, self.each, self.looks = most, each, 0
+
+    def __call__(self, seconds: float) -> bool:
+        self.each()
+        self.looks += 1
+        return self.looks >= self.most
+
+
+def _second(database: sa.Engine) -> sa.Engine:
+    return make_engine(database.url.render_as_string(hide_password=False))
+
+
+def test_another_leads_when_the_leader_is_frozen(fresh_database: sa.Engine, leader: sa.Connection) -> None:
+    second, waits = _second(fresh_database), Waits(2 * DEAD_AFTER_S)
+    leads = wait_to_lead(second, CLUSTER, waits)
+    assert leads is not None and lock_held(leads, part_lock("detector", CLUSTER))
+    assert DEAD_AFTER_S <= waits.looks <= DEAD_AFTER_S + 3
+    with pytest.raises(OperationalError):  # the frozen one commits nothing when it continues
+        leader.execute(sa.text("SELECT 1"))
+    leads.invalidate()
+
+
+def test_a_leader_that_works_keeps_its_session(fresh_database: sa.Engine, leader: sa.Connection) -> None:
+    def beat() -> None:
+        if waits.looks % int(DEAD_AFTER_S - 5) == 0:
+            Heartbeat(fresh_database, CLUSTER, "detector")()
+
+    waits = Waits(3 * DEAD_AFTER_S, beat)
+    assert wait_to_lead(_second(fresh_database), CLUSTER, waits) is None
+    assert leader.execute(sa.text("SELECT 1")).scalar() == 1
+
+
+def test_a_leader_without_any_heartbeat_keeps_its_session(
+    fresh_database: sa.Engine, leader: sa.Connection
+) -> None:
+    with fresh_database.begin() as conn:
+        conn.execute(sa.delete(beats))
+    assert wait_to_lead(_second(fresh_database), CLUSTER, Waits(2 * DEAD_AFTER_S)) is None
+    assert leader.execute(sa.text("SELECT 1")).scalar() == 1

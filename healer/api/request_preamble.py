@@ -37,6 +37,7 @@ from healer.model import Component, Role, SlurmSnapshot
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Unavailable
 from healer.signals import wire
+from healer.signals.rejects import byte_order
 from healer.text import NO_WORDS, Said, joined, language, said_by, say
 
 T = TypeVar("T")
@@ -156,7 +157,16 @@ class Preamble:
         return [component for component in found if component.node or component.job] or found
 
     async def body(self, request: Request, *, unpacked_limit: int = BODY_LIMIT) -> bytes:
-        """The whole body, unpacked; 413 as soon as it is too long, 415 for an unsupported encoding."""
+        """The whole body, unpacked, and as UTF-8 without a byte-order mark; 413 as soon as it is too long,
+        415 for an unsupported encoding."""
+        body = await self._body(request, unpacked_limit)
+        # No other body begins so: of protobuf it would be no field.
+        mark, encoding = byte_order(body)
+        if encoding is None:
+            return body[mark:]
+        return await parse(len(body), lambda: body[mark:].decode(encoding, "replace").encode())
+
+    async def _body(self, request: Request, unpacked_limit: int) -> bytes:
         packed = encoding_of(request)
         if packed == "identity":
             return await self.raw_body(request)

@@ -103,11 +103,10 @@ def patiently(send: Callable[[], Any]) -> Any:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file, or standard input for `-`."""
-    if str(path) == "-":
-        yield sys.stdin.buffer
-        return
-    with reading(path), path.open("rb") as file:
+    """The file, or standard input for `-`: unpacked, and as UTF-8, as `healer import` reads it."""
+    from healer.importing.source_text import text_file
+
+    with reading(path), text_file(str(path)) as file:
         yield file
 
 
@@ -256,7 +255,8 @@ def remote_write(
     total = Total("file")
     with Client() as api:
         for path in files or [Path("-")]:
-            _post(api, "prometheus/write", _whole(path), "application/x-protobuf", packed="snappy")
+            content = sys.stdin.buffer.read() if str(path) == "-" else _as_it_is(path)
+            _post(api, "prometheus/write", content, "application/x-protobuf", packed="snappy")
             total.count_sent(1)
     if json:
         print_json({"sent": total.sent})
@@ -271,6 +271,11 @@ def _post(api: Client, route: str, content: bytes, kind: str, **more: Any) -> An
 def _whole(path: Path) -> bytes:
     with opened(path) as file:
         return file.read()
+
+
+def _as_it_is(path: Path) -> bytes:
+    with reading(path):
+        return path.read_bytes()
 
 
 _Fill = Callable[[dict[str, Any]], dict[str, Any]]

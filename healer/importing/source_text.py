@@ -2,22 +2,26 @@
 
 import bz2
 import codecs
+import errno
 import gzip
 import io
 import itertools
 import lzma
 import re
+import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, ClassVar, Protocol, cast
+from typing import IO, Protocol, cast
 
 import zstandard
 
 from healer.importing.tally import Tally
 from healer.recordings.recording_folder import is_whole
 from healer.signals.kernel_log import COLOURS
+from healer.signals.rejects import byte_order
 from healer.text import Said, say
 
 BLOCK_BYTES = 1 << 20
@@ -69,6 +73,24 @@ class _Counted(io.RawIOBase):
         return self._file.seek(offset, whence)
 
 
+class _Plain(io.RawIOBase):
+    """Bytes of `read1`, for what reads a file. Closing it leaves standard input open."""
+
+    def __init__(self, file: _Readable) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override] - what BufferedReader passes
+        try:
+            piece = self._file.read1(len(buffer))
+        except _BROKEN as error:
+            raise OSError(errno.EIO, say("importing.broken_archive", why=str(error))) from error
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
 class _Zstd:
     """An archive of zstd, whose library treats a truncated one as complete."""
 
@@ -83,12 +105,16 @@ class _Zstd:
         return piece
 
 
+def _kept(file: IO[bytes]) -> _Zstd:
+    """From standard input: in a file, as only that shows whether its last frame ends."""
+    kept = tempfile.NamedTemporaryFile()  # noqa: SIM115 - it lives as long as its reader
+    shutil.copyfileobj(file, kept)
+    kept.seek(0)
+    return _Zstd(kept, kept.name)
+
+
 class _AsUtf8:
     """UTF-16, as Windows writes it, becomes UTF-8; a byte-order mark is left out. All else stays as it is."""
-
-    _MARKS: ClassVar = (
-        (codecs.BOM_UTF8, None), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
-    )  # fmt: skip
 
     def __init__(self, file: _Readable) -> None:
         self._file, self._held, self._ended, self._is_known = file, b"", False, False
@@ -109,9 +135,9 @@ class _AsUtf8:
         if piece and len(self._held) < len(codecs.BOM_UTF8):
             return
         self._is_known = True
-        mark, encoding = next(((m, e) for m, e in self._MARKS if self._held.startswith(m)), (b"", None))
+        mark, encoding = byte_order(self._held)
         self._decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
-        first, self._held = self._held[len(mark) :], b""
+        first, self._held = self._held[mark:], b""
         if first:
             self._take(first)
 
@@ -164,16 +190,21 @@ def opened(
     return Unpacked(_AsUtf8(_unpacked(path, counter, place)), after, processed)
 
 
+def text_file(path: str) -> io.BufferedReader:
+    """The same as a file of its own. A broken archive raises OSError where it breaks."""
+    return io.BufferedReader(_Plain(_AsUtf8(_unpacked(path))))
+
+
 def is_url(path: str) -> bool:
     return path.startswith(("http://", "https://"))
 
 
-def _unpacked(path: str, counter: Counter | None, place: int) -> _Readable:
+def _unpacked(path: str, counter: Counter | None = None, place: int = 0) -> _Readable:
     if is_url(path):  # it is asked, not read
         return io.BytesIO()
-    if path == STDIN:
-        return cast(io.BufferedReader, sys.stdin.buffer)
-    file = io.BufferedReader(_Counted(path, counter, place), BLOCK_BYTES)
+    stdin = cast(io.BufferedReader, sys.stdin.buffer)
+    raw = _Plain(stdin) if path == STDIN else _Counted(path, counter, place)
+    file = io.BufferedReader(raw, BLOCK_BYTES)
     head = file.peek(10)[:10]
     if head.startswith(b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=file)
@@ -182,7 +213,7 @@ def _unpacked(path: str, counter: Counter | None, place: int) -> _Readable:
     if head.startswith(b"\xfd7zXZ\x00"):
         return lzma.LZMAFile(file)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return _Zstd(file, path)
+        return _Zstd(file, path) if path != STDIN else _kept(file)
     return file
 
 

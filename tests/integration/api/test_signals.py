@@ -74,6 +74,26 @@ def test_plain_lines_need_a_node(served: Served) -> None:
     assert answer.json()["accepted"] == 1
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
+def test_a_byte_order_mark_hides_no_line(served: Served, encoding: str) -> None:
+    """As PowerShell and editors of Windows write files that `curl --data-binary` then sends."""
+    api, client = served
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    headers = api.headers("signals")
+    text, packed = {"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}
+    line = (mark + XID_79).encode(encoding)
+    sent = [
+        client.post(f"{KERNEL}?node=gpu0001", content=line, headers=headers | text),
+        client.post(f"{KERNEL}?node=gpu0002", content=gzip.compress(line), headers=headers | text | packed),
+        client.post(
+            KERNEL,
+            content=(mark + json.dumps(body("gpu0003"))).encode(encoding),
+            headers=headers | {"Content-Type": "application/json"},
+        ),
+    ]
+    assert [one.json()["accepted"] for one in sent] == [1, 1, 1]
+
+
 def test_a_token_bound_to_a_node_speaks_of_nothing_else(served: Served) -> None:
     api, client = served
     headers = api.headers("signals", node="gpu0001")

@@ -1,6 +1,9 @@
 """`healer send` of samples against a real API: documents and lines, batches, patience, what was rejected."""
 
+import bz2
+import gzip
 import json
+import lzma
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,13 +11,14 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
+import zstandard
 from typer.testing import CliRunner, Result
 
 from healer.commands import Failed
 from healer.commands import send as module
 from healer.commands.cli import build
 from healer.commands.remote import Client, ClientError
-from tests.support.api import Api, serving
+from tests.support.api import XID_79, Api, serving
 
 Send = Callable[..., Result]
 
@@ -163,3 +167,44 @@ def test_a_busy_server_is_asked_again(send: Send, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Client, "send", busy)
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
     assert send("metrics", given=json.dumps(temperatures(1, node="gpu0001"))).stdout.startswith("1 accepted")
+
+
+@pytest.mark.parametrize("packing", ["gzip", "bzip2", "xz", "zstd"])
+@pytest.mark.parametrize("by", ["file", "standard input"])
+def test_kernel_lines_are_read_as_an_import_reads_them(
+    send: Send, tmp_path: Path, packing: str, by: str
+) -> None:
+    """Packed, and with the byte-order mark of a program of Windows, whatever the name says."""
+    pack = {
+        "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zstd": zstandard.compress,
+    }[packing]  # fmt: skip
+    text = f"{XID_79}\nusb 1-1: new device\n"
+    for place, encoding in enumerate(("utf-8", "utf-8-sig", "utf-16")):
+        file = tmp_path / encoding
+        file.write_bytes(pack(text.encode(encoding)))
+        node = f"gpu000{place + 1}"
+        given = file.read_bytes() if by == "standard input" else None
+        done = send("kernel-log", "--node", node, "-" if given else str(file), given=given)
+        assert (done.exit_code, done.stdout) == (
+            0, "1 accepted, 0 duplicates, 1 unrecognised, 0 rejected\n",
+        ), encoding  # fmt: skip
+
+
+def test_a_broken_archive_ends_with_a_word(send: Send, tmp_path: Path) -> None:
+    for name, packed in (("a.gz", gzip.compress), ("a.xz", lzma.compress), ("a.zst", zstandard.compress)):
+        file = tmp_path / name
+        file.write_bytes(packed(f"{XID_79}\n".encode() * 3000)[:-9])
+        done = send("kernel-log", "--node", "gpu0001", str(file))
+        assert isinstance(done.exception, Failed), name
+        assert str(file) in str(done.exception)
+    piped = send("kernel-log", "--node", "gpu0001", given=file.read_bytes())
+    assert isinstance(piped.exception, Failed)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_documents_and_text_with_a_byte_order_mark(send: Send, tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "sent"
+    file.write_bytes(json.dumps(temperatures(61)).encode(encoding))
+    assert send("metrics", "--node", "gpu0001", str(file)).stdout.startswith("1 accepted")
+    file.write_bytes(b'DCGM_FI_DEV_GPU_TEMP{gpu="1"} 61\n'.decode().encode(encoding))
+    assert send("openmetrics", "--node", "gpu0001", str(file)).stdout.startswith("1 accepted")

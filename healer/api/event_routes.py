@@ -18,6 +18,7 @@ from healer.api.request_preamble import (
     JSON,
     Endpoint,
     Preamble,
+    by_slurm,
     confine,
     decoded,
     known_query,
@@ -87,7 +88,7 @@ class SignalRoutes:
             node = query.get("node")
             if not node:
                 raise field_error("node", say("api.text_needs_node"))
-            await confine(request, caller, _by_slurm({(cluster, node)}, has_node))
+            await confine(request, caller, by_slurm({(cluster, node)}, has_node))
             source = wire.NodeBoot(cluster, node, query.get("boot_id"))
             parsed = await parse(len(raw), _text_lines, raw, has_node, now, source, book=book)
         else:
@@ -96,14 +97,14 @@ class SignalRoutes:
                 len(raw), _json_lines, raw, has_node, now, cluster, book=book, names=is_bound
             )
             if is_bound:
-                await confine(request, caller, _by_slurm(named, has_node))
+                await confine(request, caller, by_slurm(named, has_node))
         return await self._store(request, "kernel-log", parsed, size=len(raw))
 
     async def heartbeat(self, request: Request) -> Response:
         caller, has_node, _, raw, cluster = await self._preamble.open(request, _BEATS)
         body = await parse(len(raw), decoded, raw)
         named = await parse(len(raw), wire.nodes_of_heartbeats, body, cluster=cluster)
-        await confine(request, caller, _by_slurm(named, has_node))
+        await confine(request, caller, by_slurm(named, has_node))
         verdict = await self._verdicts.of(caller)
         if isinstance(body, dict) and body.get("asks") is True and verdict is not msgspec.UNSET:
             return respond(Accepted(accepted=0, duplicates=1, unrecognised=0, verdict=verdict))
@@ -197,11 +198,6 @@ def _sender_of(caller: Caller, beat: Observation) -> _BeatSender:
 def _news_of(beat: Observation) -> _BeatNews:
     """What a heartbeat says besides that the node lives."""
     return beat.boot_id, beat.data.get("gpus"), beat.data.get("lost")
-
-
-def _by_slurm(named: Iterable[tuple[str, str]], has_node: HasNode) -> set[tuple[str, str]]:
-    """(cluster, node) by Slurm's names: a token is bound to one of these."""
-    return {(cluster, wire.slurm_name(cluster, host, has_node)) for cluster, host in named}
 
 
 _EXPORT = "application/vnd.fdo.journal"

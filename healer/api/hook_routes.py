@@ -18,6 +18,7 @@ from healer.api.request_preamble import (
     JSON,
     Endpoint,
     Preamble,
+    by_slurm,
     confine,
     decoded,
     known_query,
@@ -74,7 +75,8 @@ class HookRoutes:
         body = await parse(size, decoded, raw)
         cluster = self._preamble.default_cluster(caller)
         if caller.node or caller.cluster:
-            await confine(request, caller, await parse(size, nodes_of_hooks, body, cluster=cluster))
+            named = await parse(size, nodes_of_hooks, body, cluster=cluster)
+            await confine(request, caller, by_slurm(named, has_node))
         now = self._services.clock.now()
         seen = await parse(size, hook_reports, body, hook, has_node, now, cluster=cluster)
         new = await self._store(hook, caller, seen)

@@ -251,6 +251,11 @@ async def confine(request: Request, caller: Caller, nodes: Pairs = (), jobs: Pai
         await refuse(request, caller, found.why, found.spoken)
 
 
+def by_slurm(named: Iterable[tuple[str, str]], has_node: wire.HasNode) -> set[tuple[str, str]]:
+    """(cluster, node) by Slurm's names: a token is bound to one of these."""
+    return {(cluster, wire.slurm_name(cluster, host, has_node)) for cluster, host in named}
+
+
 def _spoken_of(outer: Iterable[Any], cluster: str) -> Iterator[Component]:
     """What objects, and the `entries` in them, name as `node` or `job`, or as `cluster` alone."""
     for whole in outer:

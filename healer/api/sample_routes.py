@@ -40,7 +40,7 @@ from healer.signals.hardware_names import with_devices
 from healer.signals.series import LIMITS, Measured
 from healer.signals.step_times import Steps, step_batches
 from healer.signals.translate import Translator
-from healer.signals.wire import BadBody, HasNode
+from healer.signals.wire import BadBody, HasNode, slurm_name
 from healer.text import joined, said_by, say
 
 R = TypeVar("R", Measured, Steps)
@@ -133,7 +133,7 @@ class MeasuringRoutes:
     async def openmetrics(self, request: Request) -> Response:
         caller, has_node = await self._preamble.enter(request)
         media_type(request, _TEXT, "text/plain")
-        cluster, node = await self._query(request, caller)
+        cluster, node = await self._query(request, caller, has_node)
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
         read = partial(Translator.exposition, node=node)
         return await self._measured("openmetrics", self._sent(request, caller, cluster, has_node, raw, read))
@@ -141,7 +141,7 @@ class MeasuringRoutes:
     async def nvidia_smi(self, request: Request) -> Response:
         caller, has_node = await self._preamble.enter(request)
         media_type(request, _XML, "text/xml")
-        cluster, node = await self._query(request, caller)
+        cluster, node = await self._query(request, caller, has_node)
         if node is None:
             raise field_error("node", say("api.smi_needs_node"))
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
@@ -190,11 +190,12 @@ class MeasuringRoutes:
             request, caller, cluster, has_node, len(raw), lambda by, allowed: read(by, raw, allowed, now)
         )
 
-    async def _query(self, request: Request, caller: Caller) -> tuple[str, str | None]:
-        """The cluster and the node that the address names."""
+    async def _query(self, request: Request, caller: Caller, has_node: HasNode) -> tuple[str, str | None]:
+        """The cluster and the node, by Slurm's name, that the address names."""
         cluster = await self._cluster(request, caller, "node")
         node = query_of(request).get("node") or None
         if node:
+            node = slurm_name(cluster, node, has_node)
             await confine(request, caller, {(cluster, node)})
         return cluster, node
 

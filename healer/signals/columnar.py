@@ -32,7 +32,7 @@ from healer.signals.series import (
     Numbers,
 )
 from healer.signals.values import blanks_to_nan, float_array, number, sample_time
-from healer.signals.wire import Gpu, HasNode, wrong_node
+from healer.signals.wire import Gpu, HasNode, Short, node_of
 from healer.text import NO_WORDS, Said, said_by, say
 
 # --- columnar body ------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class _Samples(msgspec.Struct, Generic[_Value], forbid_unknown_fields=True):
     """One node's samples. `inventory` are facts about the node by the names of `healer.model.FACTS`; other
     names are passed over."""
 
-    node: _Name
+    node: Short
     cluster: _Name | None = None
     time: str | None = None
     gpu: dict[_Name, list[_Value]] = {}
@@ -208,10 +208,9 @@ class Columnar:
         self, body: Body | Wordy, has_node: HasNode, now: datetime, out: Measured, with_inventory: set[Where]
     ) -> None:
         cluster = body.cluster or self._cluster
-        if wrong := wrong_node(cluster, body.node, has_node):
-            raise BadEntry(wrong)
+        node = node_of(cluster, body.node, has_node)
         at = now if body.time is None else sample_time(body.time, now)
-        where = (cluster, body.node)
+        where = (cluster, node)
         if body.ports:
             self._without_strange_ports(body, where, out)
         self._without_parts_beyond(body, where, out)
@@ -243,7 +242,7 @@ class Columnar:
         samples = len(values) - int(np.count_nonzero(np.isnan(values)))
         if samples:
             out.samples += samples
-            out.reports.append(Report(cluster, body.node, at, now, layout.columns, values))
+            out.reports.append(Report(cluster, node, at, now, layout.columns, values))
 
     def _learn(self, where: Where, gpus: list[Gpu]) -> None:
         if len(gpus) > GPUS_MAX:

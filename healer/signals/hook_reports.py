@@ -17,12 +17,13 @@ from healer.signals.identity import digest_of
 from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects
 from healer.signals.wire import (
     HasNode,
+    Short,
     check_id,
     event_time,
     kernel_log_observations,
     named_nodes,
+    node_of,
     normal_boot_id,
-    wrong_node,
 )
 from healer.text import say
 
@@ -62,7 +63,7 @@ class HookReport(msgspec.Struct, frozen=True, kw_only=True):
     failed without having been answered.
     """
 
-    node: _Name
+    node: Short
     id: _Id | None = None
     hook: Literal["prolog", "epilog", "health-check"] | None = None
     cluster: _Name | None = None
@@ -139,8 +140,7 @@ def _items(body: Any) -> list[Any]:
 def _seen(
     report: HookReport, hook: str, has_node: HasNode, now: datetime, cluster: str
 ) -> tuple[HookSeen, int]:
-    if wrong := wrong_node(cluster, report.node, has_node):
-        raise BadEntry(wrong)
+    report = msgspec.structs.replace(report, node=node_of(cluster, report.node, has_node))
     at = event_time(report.time, now) or now
     boot_id = normal_boot_id(report.boot_id)
     job = None if report.job is None else str(report.job)

@@ -28,7 +28,7 @@ from healer.signals.rejects import (
     utc_time,
 )
 from healer.signals.values import FUTURE_LIMIT, OLD_LIMIT, TOO_OLD, accepted_time
-from healer.signals.wire import HasNode, is_job_id, wrong_node
+from healer.signals.wire import HasNode, Short, is_job_id, node_of
 from healer.text import Said, say
 
 #: More than the ranks of any job times the steps that a sender would hold back; bodies per request.
@@ -65,7 +65,7 @@ class StepSample(msgspec.Struct, forbid_unknown_fields=True):
     grad_norm: float | _NoNumber | None = None
     step: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
     rank: _Count | None = None
-    node: _Name | None = None
+    node: Short | None = None
     gpu: Annotated[int, msgspec.Meta(ge=0, le=63)] | None = None
     stage: _Count | None = None
     time: str | None = None
@@ -111,26 +111,23 @@ def step_batches(
     check_marks(raw, values=(b",", 20 * SAMPLES_MAX), objects=(b"{", SAMPLES_MAX + BODIES_MAX))
     for body, count, samples in _bodies(raw, rejects):
         rows: list[tuple[StepSample, datetime]] = []
-        nodes: dict[str, int] = {}
-        wrong: dict[str, Said | None] = {}
+        #: As sent -> as Slurm names it.
+        names: dict[str, str] = {}
         where = body.cluster or cluster
         why = wrong_job(where, str(body.job)) if wrong_job is not None else None
         for number, sample in samples:
             try:
                 if why is not None:
                     raise BadEntry(why)
-                rows.append((sample, _checked(sample, where, has_node, now, wrong)))
+                rows.append((sample, _checked(sample, where, has_node, now, names)))
             except BadEntry as error:
                 rejects.add(index + number, error)
-                continue
-            if sample.node is not None:
-                nodes.setdefault(sample.node, len(nodes))
         index += count
         out.accepted += len(rows)
         rows = _by_our_clock(rows, now)
         for is_open in (False, True):
             if some := [row for row in rows if (row[0].open_s is not None) is is_open]:
-                out.batches.append(_batch(body, where, some, nodes, now, is_open=is_open))
+                out.batches.append(_batch(body, where, some, names, now, is_open=is_open))
     out.rejected, out.rejected_more = rejects.sorted(), rejects.more
     return out
 
@@ -193,7 +190,7 @@ def _check_size(bodies: int, samples: int) -> None:
 
 
 def _checked(
-    sample: StepSample, cluster: str, has_node: HasNode, now: datetime, wrong: dict[str, Said | None]
+    sample: StepSample, cluster: str, has_node: HasNode, now: datetime, names: dict[str, str]
 ) -> datetime:
     """When the step ended, by its sender's clock. Raises BadEntry."""
     _check_whole(sample)
@@ -203,11 +200,8 @@ def _checked(
             raise BadEntry(say("signals.not_within_a_day", name=name))
     if sample.work is not None and not (sample.work > 0 and math.isfinite(sample.work)):
         raise BadEntry(say("signals.work_positive"))
-    if sample.node is not None:
-        if sample.node not in wrong:
-            wrong[sample.node] = wrong_node(cluster, sample.node, has_node)
-        if why := wrong[sample.node]:
-            raise BadEntry(why)
+    if sample.node is not None and sample.node not in names:
+        names[sample.node] = node_of(cluster, sample.node, has_node)
     if sample.time is None:
         return now
     at = utc_time(sample.time)
@@ -262,7 +256,7 @@ def _batch(
     body: _Body,
     cluster: str,
     rows: list[tuple[StepSample, datetime]],
-    nodes: dict[str, int],
+    names: dict[str, str],
     now: datetime,
     *,
     is_open: bool,
@@ -282,6 +276,8 @@ def _batch(
         return measure([None if value is None else _result(value) for value in values])
 
     at = [when.timestamp() for _, when in rows]
+    nodes = [names.get(node) for node in columns["node"]]
+    places = {node: place for place, node in enumerate(dict.fromkeys(filter(None, nodes)))}
     step = [int(when) if number is None else number for number, when in zip(columns["step"], at, strict=True)]
     return StepBatch(
         cluster=cluster,
@@ -289,11 +285,11 @@ def _batch(
         restart=body.restart,
         arrived_at=now,
         sent_by="",
-        nodes=tuple(nodes),
+        nodes=tuple(places),
         rank=np.array([rank or 0 for rank in columns["rank"]], np.int32),
         step=np.array(step, np.int64),
         at=np.array(at),
-        node=whole(map(nodes.get, columns["node"])),
+        node=whole(map(places.get, nodes)),
         gpu=whole(columns["gpu"]),
         stage=whole(columns["stage"]),
         step_s=measure(columns["open_s" if is_open else "step_s"]),

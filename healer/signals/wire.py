@@ -54,7 +54,8 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     alternatives: dict[str, tuple[str, ...]] = {}
 
 
-_Short = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+#: Also a full host name.
+Short = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,9 +64,9 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
     line: str
     time: str | None = None
     seq: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
-    boot_id: _Short | None = None
-    node: _Short | None = None
-    cluster: _Short | None = None
+    boot_id: Short | None = None
+    node: Short | None = None
+    cluster: Short | None = None
     job: str | int | None = None
 
 
@@ -88,9 +89,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    node: _Short
-    cluster: _Short | None = None
-    boot_id: _Short | None = None
+    node: Short
+    cluster: Short | None = None
+    boot_id: Short | None = None
     time: str | None = None
     gpus: tuple[Gpu, ...] = ()
     #: Kernel lines that the sender could not deliver, in total since it was set up.
@@ -332,6 +333,14 @@ def slurm_name(cluster: str, host: str, has_node: HasNode) -> str:
     return host if any(word != cluster and has_node(word, short) for word in domain) else short
 
 
+def node_of(cluster: str, host: str, has_node: HasNode) -> str:
+    """The same of a node of ours. Raises BadEntry."""
+    name = slurm_name(cluster, host, has_node)
+    if wrong := wrong_node(cluster, name, has_node):
+        raise BadEntry(wrong)
+    return name
+
+
 def wrong_node(cluster: str, node: str, has_node: HasNode) -> Said | None:
     if not is_node_name(node):
         return say("signals.bad_node_name")
@@ -486,9 +495,7 @@ def _beats(body: Any) -> list[Any]:
 def _heartbeat(item: Any, has_node: HasNode, now: datetime, cluster: str) -> Observation:
     beat = msgspec.convert(item, Heartbeat)
     where = beat.cluster or cluster
-    node = slurm_name(where, beat.node, has_node)
-    if wrong := wrong_node(where, node, has_node):
-        raise BadEntry(wrong)
+    node = node_of(where, beat.node, has_node)
     reported = parse_time(beat.time, now) or now
     at = effective_time(reported, now)
     boot_id = normal_boot_id(beat.boot_id)

@@ -19,7 +19,7 @@ from healer.api.problems import Problem
 from healer.model import Column, Part
 from healer.model.telemetry import Report, StepBatch
 from healer.signals.wire import BadBody
-from tests.support.api import CLUSTER, Api, serving
+from tests.support.api import CLUSTER, XID_79, Api, serving
 from tests.support.collected import as_json, gauge, metrics, point
 from tests.support.wait import wait_until
 
@@ -120,6 +120,45 @@ def test_columnar_metrics_are_stored_before_the_answer(served: Served) -> None:
         ("gpu0001", temperature(1)): 60,
         ("gpu0001", Column("load1")): 3.1,
     }
+
+
+LONG = f"gpu0001.{CLUSTER}.rack-7.cluster.a-long-domain-of-a-site.example"
+
+
+@pytest.mark.parametrize("bound", [None, "gpu0001"])
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("kernel-log", {"node": LONG, "entries": [{"line": XID_79}]}),
+        (f"kernel-log?node={LONG}", XID_79),
+        ("heartbeat", {"node": LONG}),
+        ("metrics", node_body(LONG)),
+        (f"openmetrics?node={LONG}", EXPOSITION),
+        (f"nvidia-smi?node={LONG}", SMI),
+        ("step-times", step_body(node=LONG)),
+        (
+            "hooks/prolog",
+            {"node": LONG, "hook": "prolog", "host": {"load1": 1.0}, "kernel": [{"line": XID_79}]},
+        ),
+    ],
+    ids=lambda one: one if isinstance(one, str) and len(one) < 90 else "",
+)
+def test_every_route_takes_a_full_host_name(
+    served: Served, route: str, body: str | dict[str, Any], bound: str | None
+) -> None:
+    """Also from the node's own token, and one longer than a name in Slurm."""
+    api, client = served
+    content = body if isinstance(body, str) else json.dumps(body)
+    kind = {"Content-Type": "text/plain" if isinstance(body, str) else "application/json"}
+    own, other = api.headers("signals", node=bound), api.headers("signals", node="gpu0002")
+    answer = client.post(f"{SIGNALS}/{route}", content=content, headers=own | kind)
+    assert answer.status_code == 202, answer.text
+    assert answer.json()["rejected"] == []
+    assert answer.json()["accepted"] >= 1
+    assert client.post(f"{SIGNALS}/{route}", content=content, headers=other | kind).status_code == 403
+    reports, steps = new_samples(api)
+    nodes = {one.node for one in reports} | {node for one in steps for node in one.nodes}
+    assert nodes <= {"gpu0001"}
 
 
 def test_text_as_exporters_print_it(served: Served) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from healer.signals.otlp_units import Conversion, conversion
 from healer.signals.otlp_values import (
     SCOPES_MAX,
     JsonPair,
@@ -24,7 +25,7 @@ from healer.signals.otlp_values import (
 )
 from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
 from healer.signals.rejects import BadBody, Rejects, check_marks, sentence
-from healer.signals.series import Measured, Placer
+from healer.signals.series import Measured, Names, Placer
 from healer.signals.slots import NO_TIME, Samples, Slots
 from healer.signals.wire import HasNode
 from healer.text import NO_WORDS, Said, said_by, say
@@ -49,25 +50,37 @@ _BRACES = re.compile(r"\{[^}]*\}")
 _REMEMBERED = 5_000
 
 
+class Named(NamedTuple):
+    """A metric's name in the catalogue, and how its values get the unit of that name; None: they cannot."""
+
+    name: str
+    conversion: Conversion | None
+
+
 class SeriesNames:
-    """The catalogue's name of a metric. `in_catalogue`: whether the catalogue has a name."""
+    """What the catalogue calls a metric."""
 
-    def __init__(self, in_catalogue: Callable[[str], bool]) -> None:
-        self._in_catalogue = in_catalogue
-        self._found: dict[tuple[str, str, bool], str] = {}
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._found: dict[tuple[str, str, bool], Named] = {}
 
-    def of(self, name: str, unit: str, grows: bool) -> str:
+    def of(self, name: str, unit: str, grows: bool) -> Named:
         """The first known one of `candidates`; the name itself if none is known."""
         key = (name[:256], unit[:64], grows)
         found = self._found.get(key)
         if found is None:
             if len(self._found) >= _REMEMBERED:
                 self._found.clear()
-            found = next(
-                (candidate for candidate in candidates(*key) if self._in_catalogue(candidate)), key[0]
-            )
-            self._found[key] = found
+            first = next((candidate for candidate in candidates(*key) if candidate in self._names), key[0])
+            found = self._found[key] = Named(first, self._conversion(first, key[1]))
         return found
+
+    def _conversion(self, name: str, unit: str) -> Conversion | None:
+        """Where the labels decide what a name means (`entPhySensorValue`), they name the unit too."""
+        found = {
+            conversion(unit, meaning.signal.unit, meaning.scale) for meaning in self._names.meanings(name)
+        }
+        return found.pop() if len(found) == 1 else Conversion()
 
 
 def candidates(name: str, unit: str, grows: bool) -> Iterator[str]:
@@ -445,7 +458,7 @@ class Otlp:
 
     def __init__(self, placer: Placer) -> None:
         self.slots: Slots[bytes] = Slots(placer, whole=False)
-        self.names = SeriesNames(placer.names.__contains__)
+        self.names = SeriesNames(placer.names)
         self._resources: dict[bytes, int] = {}
         self._numbered = 0
 
@@ -493,13 +506,15 @@ class _Reading:
         self._around: dict[str, Any] | None = None
 
     def take(self, metric: Metric, resource: int) -> None:
-        if metric.refused:
-            why = say("signals.field", field=metric.name[:200], text=metric.refused)
+        name, change = self.otlp.names.of(metric.name, metric.unit, metric.grows)
+        if metric.refused or change is None:
+            text = metric.refused or say("signals.no_conversion", unit=repr(metric.unit[:40]))
+            why = say("signals.field", field=metric.name[:200], text=text)
             for _ in range(metric.held):
                 self.rejects.add(self.index, why)
                 self.index += 1
             return
-        name = self.otlp.names.of(metric.name, metric.unit, metric.grows)
+        factor, offset = change
         # Lengths first: no two series have the same bytes.
         head = b"%d:%d:" % (resource, len(name)) + name.encode("utf-8", "surrogatepass")
         find, refused = self.slots.by_key.get, self.slots.refused.get
@@ -513,7 +528,7 @@ class _Reading:
             if slot is not None:
                 self._lines[len(self._slots)] = self.index
                 self._slots.append(slot)
-                self._values.append(point.value)
+                self._values.append(point.value * factor + offset)
                 self._times.append(point.at_ms)
             self.index += 1
 

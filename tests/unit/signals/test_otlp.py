@@ -20,11 +20,12 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from healer.model import Part
 from healer.signals import otlp_logs, otlp_metrics
 from healer.signals.logs import KernelRecords, kernel_records
-from healer.signals.otlp_metrics import candidates, labels_of, read_protobuf
+from healer.signals.otlp_metrics import SeriesNames, candidates, labels_of, read_protobuf
+from healer.signals.otlp_units import Conversion
 from healer.signals.otlp_values import DEPTH_MAX, any_value, message
 from healer.signals.protobuf import Torn
 from healer.signals.rejects import BadBody
-from healer.signals.series import Measured
+from healer.signals.series import Measured, Names
 from tests.support.collected import (
     DELTA,
     as_json,
@@ -38,7 +39,7 @@ from tests.support.collected import (
     total,
     value,
 )
-from tests.support.measuring import NOW, Bench, gpu, known
+from tests.support.measuring import NOW, Bench, gpu, known, shipped
 from tests.support.pushing import field, varint
 from tests.support.shipped import LOST, by_logger, journalctl
 
@@ -526,3 +527,56 @@ def test_names_of_the_semantic_conventions_are_known(bench: Bench) -> None:
         "energy_j_total": 12,
     }
     assert {("gpu_util_percent", 3, None), ("net_rx_error_total", None, "eth0")} <= set(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "sent", "signal", "kept"),
+    [
+        ("hw.power", "mW", 650_000, "power_w", 650),
+        ("hw.power", "W", 650, "power_w", 650),
+        ("hw.power", "", 650, "power_w", 650),
+        ("DCGM_FI_DEV_GPU_TEMP", "Cel", 61, "gpu_temp_c", 61),
+        ("DCGM_FI_DEV_GPU_TEMP", "K", 334.15, "gpu_temp_c", 61),
+        ("DCGM_FI_DEV_GPU_TEMP", "celsius", 61, "gpu_temp_c", 61),
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "", 5_000, "energy_j_total", 5),  # mJ by its name
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "mJ", 5_000, "energy_j_total", 5),
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "J", 5, "energy_j_total", 5),
+        ("hw.gpu.utilization", "1", 0.5, "gpu_util_percent", 50),
+        ("hw.gpu.utilization", "%", 50, "gpu_util_percent", 50),
+        ("DCGM_FI_DEV_GPU_UTIL", "1", 50, "gpu_util_percent", 50),  # a number, says only who knows no better
+        ("DCGM_FI_DEV_SM_CLOCK", "Hz", 1.98e9, "sm_clock_mhz", 1980),
+        ("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "{replays}", 7, "pcie_replay_total", 7),
+    ],
+)
+def test_values_get_the_unit_of_their_signal(
+    bench: Bench, encoding: str, name: str, unit: str, sent: float, signal: str, kept: float
+) -> None:
+    labels = {"gpu": "2", "hw.type": "gpu", "hw.gpu.task": "general"}
+    request = metrics(SCRAPED, gauge(name, point(sent, labels, NS), unit=unit))
+    for _ in range(2):
+        (report,) = take(bench, encoding, request).reports
+        assert bench.values(report) == {(signal, gpu(2)): pytest.approx(kept)}
+
+
+@pytest.mark.parametrize("unit", ["Cel", "furlongs", "dB[mW]"])
+def test_a_value_in_a_unit_of_something_else_is_rejected_by_its_name(
+    bench: Bench, encoding: str, unit: str
+) -> None:
+    request = metrics(SCRAPED, gauge("hw.power", point(1, {"gpu": "2", "hw.type": "gpu"}, NS), unit=unit))
+    taken = take(bench, encoding, request)
+    assert (taken.reports, [one.index for one in taken.rejected]) == ([], [0])
+    assert "hw.power" in taken.rejected[0].reason
+    assert unit in taken.rejected[0].reason
+
+
+def test_where_labels_name_the_unit_of_a_value_no_other_counts() -> None:
+    catalogue = shipped()
+    names = Names(catalogue)
+    of_several = {
+        alias.name
+        for signal in catalogue.signals.values()
+        for alias in signal.aliases
+        if len({(one.signal.unit, one.scale) for one in names.meanings(alias.name)}) > 1
+    }
+    assert of_several == {"entPhySensorValue"}
+    assert SeriesNames(names).of("entPhySensorValue", "Cel", False).conversion == Conversion()

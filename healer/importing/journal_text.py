@@ -1,4 +1,4 @@
-"""Kernel lines of systemd's journal: `journalctl -o json`, `journalctl -o export`.
+"""Kernel lines of systemd's journal: `journalctl -o json` and its kin, `journalctl -o export`.
 
 Only a record that journald itself marks as the kernel's counts; its fields are judged by `signals.logs`.
 """
@@ -28,6 +28,8 @@ from healer.text import quoted, said_by, say
 
 #: What a record of the kernel has to hold; the others are only counted.
 _KERNEL = re.compile(rb'"_TRANSPORT"\s*:\s*"kernel"|imkmsg|imjournal')
+#: The first keys of one that is spread over several lines.
+_SPREAD = re.compile(rb'\s*\[?\s*\{\s*\n(?:[^\n]*\n){0,200}?\s*"(?:__REALTIME_TIMESTAMP|_TRANSPORT)"\s*:')
 _HOST = re.compile(rb'"_HOSTNAME"\s*:\s*"([\w.:-]{1,253})"')
 _TIME = re.compile(rb'"__REALTIME_TIMESTAMP"\s*:\s*"(\d{1,40})"')
 _EXPORTED_HOST = re.compile(rb"^_HOSTNAME=([\w.:-]{1,253})$", re.MULTILINE)
@@ -48,19 +50,43 @@ class JournalText:
         self._groups = KernelGroups(found, book)
         #: (host, day as a number) -> heard.
         self._heard: set[tuple[bytes, int]] = set()
+        #: Lines of a record that is spread over several.
+        self._spread: list[bytes] = []
+        self._spread_bytes = 0
 
     def read_json(self, file: Bytes) -> None:
-        """One object on each line."""
+        """One object on each line, or over several, as `json-pretty` and jq print it."""
         for block in blocks(file, self._found.tally):
-            taken = 0
-            for line in lines_in(block, self._found.tally):
-                if _KERNEL.search(line) is None:
-                    continue
-                taken += 1
-                self._json(line)
+            taken, is_spread = 0, bool(self._spread)
+            for each in lines_in(block, self._found.tally):
+                line = without_mark(each)
+                if self._spread or line.strip() == b"{":
+                    is_spread = True
+                    taken += self._spread_line(line)
+                elif _KERNEL.search(line) is not None:
+                    taken += 1
+                    self._json(line)
             self._found.tally.plain += block.count(b"\n") - taken
-            self._hear(_HOST.findall(block), _TIME.findall(block))
+            if not is_spread:
+                self._hear(_HOST.findall(block), _TIME.findall(block))
         self._end()
+
+    def _spread_line(self, line: bytes) -> int:
+        """How many lines are read with this one: all of a record that it ends."""
+        self._spread_bytes += len(line) if self._spread else -self._spread_bytes
+        self._spread.append(line)
+        if line.rstrip().removesuffix(b",") != self._spread[0].rstrip().replace(b"{", b"}"):
+            if self._spread_bytes > RECORD_BYTES:
+                self._found.tally.skip(say("importing.long_record", mib=RECORD_BYTES >> 20), self._spread[1])
+                self._spread.clear()
+            return 0
+        count, raw = len(self._spread), b"\n".join(self._spread).rstrip().removesuffix(b",")
+        self._spread.clear()
+        self._hear(_HOST.findall(raw)[:1], _TIME.findall(raw)[:1])
+        if _KERNEL.search(raw) is None:
+            return 0
+        self._json(raw)
+        return count
 
     def _json(self, line: bytes) -> None:
         try:
@@ -194,7 +220,17 @@ def _dropped(field: bytes) -> tuple[bytes, int]:
 def is_record(line: bytes) -> bool:
     """Whether a line is a record as `journalctl -o json` or a template of rsyslog prints it."""
     try:
-        item = msgspec.json.decode(line)
+        item = msgspec.json.decode(without_mark(line))
     except (ValueError, RecursionError):
         return False
     return isinstance(item, dict) and bool({"__REALTIME_TIMESTAMP", "_TRANSPORT", "inputname"} & item.keys())
+
+
+def is_spread_record(head: bytes) -> bool:
+    """Whether a file begins with such a record over several lines."""
+    return _SPREAD.match(head) is not None
+
+
+def without_mark(line: bytes) -> bytes:
+    """Without what `json-seq` and `json-sse` put before each record."""
+    return line.removeprefix(b"\x1e").removeprefix(b"data: ")

@@ -6,7 +6,7 @@ fault, and each of them must cost next to nothing.
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, time
 from typing import Any, NamedTuple
 
@@ -40,8 +40,7 @@ _BSD = (
 )
 _ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
 _PRI = r"(?:<\d{1,3}>)?(?:1 )?"
-#: The beginning of a line: its time and its host. A word with a colon behind it begins a message.
-_SYSLOG = re.compile(rf"{_PRI}(?:{_BSD}|{_ISO}) (?P<host>[\w.:-]*[\w.-]) ")
+_HOST = r"[\w.:-]*[\w.-]"
 #: `dmesg -T`, `dmesg --time-format iso`: no host. A comma before six digits is dmesg's own.
 _DMESG = re.compile(
     r"(?:<\d{1,3}>|kern *:\w+ *: *)?(?:\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2})"
@@ -50,12 +49,45 @@ _DMESG = re.compile(
 )
 #: The kernel's own stamp counts from a boot that a log does not know; a replay would date the line by it.
 _UPTIME = re.compile(r"kernel: ?\[ *\d{1,10}\.\d{1,9}\](?: ?\[ *[TC]\d+\])? ")
-#: Day and host of each line of a block, for when a host wrote at all. It begins with a line's end, which is
-#: found much faster than `^`.
-_HEARD = re.compile(
-    rb"\n(?:<\d{1,3}>)?(?:1 )?([A-Z][a-z]{2} [ \d]?\d(?: \d{4})?|\d{4}-\d\d-\d\d)[ T]\d\d:\d\d:\d\d\S*"
-    rb" ([\w.:-]*[\w.-]) "
+
+
+class Form(NamedTuple):
+    """How each line of a log begins. `head`: its time and its host; a word with a colon behind it begins a
+    message. `heard`: the day and the host of each line of a block, for when a host wrote at all; it begins
+    with a line's end, which is found much faster than `^`."""
+
+    head: re.Pattern[str]
+    heard: re.Pattern[bytes]
+
+    @staticmethod
+    def of(before: str, day: str, clock: str) -> "Form":
+        return Form(
+            re.compile(rf"{before} (?P<host>{_HOST}) "), re.compile(rf"\n{day}{clock} ({_HOST}) ".encode())
+        )
+
+
+_DAY, _CLOCK = r"\d{4}-\d\d-\d\d", r"\d\d:\d\d:\d\d"
+_SYSLOG = Form.of(
+    rf"{_PRI}(?:{_BSD}|{_ISO})", rf"{_PRI}([A-Z][a-z]{{2}} [ \d]?\d(?: \d{{4}})?|{_DAY})", rf"[ T]{_CLOCK}\S*"
 )
+_ZONE = r"(?:[A-Z]{2,5}|[+-]\d{2,4})"
+#: `journalctl -o short-full`, `-o short-unix`.
+_OF_JOURNAL = (
+    Form.of(
+        rf"[A-Z][a-z]{{2}} (?P<iso>{_DAY} {_CLOCK}(?:\.\d{{1,9}})?) (?P<zone>{_ZONE})",
+        rf"[A-Z][a-z]{{2}} ({_DAY})",
+        rf" {_CLOCK}\S* {_ZONE}",
+    ),
+    Form.of(r"(?P<unix>\d{9,10}\.\d{6})", r"(\d{9,10})", r"\.\d{6}"),
+)
+#: Lines in which a form shows: the journal's own notes are before them.
+_FIRST_LINES = 50
+
+
+def form_of(lines: Sequence[bytes]) -> Form | None:
+    """The form of the journal in which the first of these lines are, if they are in one."""
+    texts = [line.decode("utf-8", "replace") for line in lines[:_FIRST_LINES]]
+    return next((form for form in _OF_JOURNAL if any(form.head.match(text) for text in texts)), None)
 
 
 class Needles:
@@ -160,7 +192,7 @@ class KernelText:
         self._groups = KernelGroups(found, book)
         self._needles = Needles(book)
         self._controller, self._slurmd = ControllerLog(found, stamps), NodeLog(found, stamps)
-        self._head = _DMESG if host else _SYSLOG
+        self._form = Form(_DMESG, _SYSLOG.heard) if host else _SYSLOG
         #: (date, host) of remembered lines.
         self._heard: set[tuple[str, bytes]] = set()
         #: The latest line that may say something.
@@ -170,7 +202,9 @@ class KernelText:
         tally = self._found.tally
         for block in blocks(file, tally):
             before, taken = tally.lines, 0
-            heard = [] if self._host else list(dict.fromkeys(_HEARD.findall(b"\n" + block)))
+            if not (before or self._host):
+                self._form = form_of(block.split(b"\n", _FIRST_LINES)) or _SYSLOG
+            heard = [] if self._host else list(dict.fromkeys(self._form.heard.findall(b"\n" + block)))
             is_long = len({day[:3] for day, _ in heard}) > MONTHS_MOST
             ends = self._ends(block, is_long=is_long)
             self._hear(heard)
@@ -196,7 +230,7 @@ class KernelText:
     def take_line(self, raw: bytes) -> bool:
         """Whether the line, of a file with other content, may say something and has its time and host."""
         text = raw.decode("utf-8", "replace")
-        is_line = self._head.match(text) is not None or self._record_before(text) is not None
+        is_line = self._form.head.match(text) is not None or self._record_before(text) is not None
         return is_line and any(self._needles.lines(raw)) and bool(self._line(raw))
 
     def close(self) -> None:
@@ -255,7 +289,7 @@ class KernelText:
 
     def _moment(self, text: str, stamps: LocalStamps) -> tuple[int, str, int] | None:
         """(time, host, start of the rest)."""
-        match = self._head.match(text)
+        match = self._form.head.match(text)
         if match is None:
             return None
         try:
@@ -283,6 +317,8 @@ def _last_line(block: bytes) -> bytes:
 def _date(day: bytes, stamps: LocalStamps) -> str:
     """A day as a log writes it; empty for one that does not exist."""
     text = day.decode()
+    if text.isdigit():
+        return f"{moment_of(int(text) * 1_000_000):%Y-%m-%d}"
     if text[:1].isdigit():
         return text
     month, number, *year = text.split()
@@ -296,10 +332,13 @@ def _date(day: bytes, stamps: LocalStamps) -> str:
 def _at(match: re.Match[str], stamps: LocalStamps) -> int:
     """Raises ValueError for a date that does not exist."""
     parts = match.groupdict()
+    if unix := parts.get("unix"):
+        return stamps.at(moment_of(int(unix.replace(".", ""))))
     if iso := parts.get("iso"):
-        local = datetime.fromisoformat(iso.replace(",", "."))
-        zone = parts["zone"]
-        return micros(datetime.fromisoformat(f"{local.isoformat()}{zone}")) if zone else stamps.at(local)
+        local, zone = datetime.fromisoformat(iso.replace(",", ".")), parts["zone"] or ""
+        if zone[1:].isdigit() or ":" in zone or zone in ("Z", "UTC"):
+            return micros(datetime.fromisoformat(local.isoformat() + zone.replace("UTC", "Z")))
+        return stamps.at(local, zone)
     return _of_words(parts["month"] or "", parts["day"] or "0", parts["clock"] or "", parts["year"], stamps)
 
 

@@ -4,7 +4,8 @@ import re
 from enum import StrEnum
 
 from healer.importing.controller_log import is_controller_log
-from healer.importing.journal_text import is_record
+from healer.importing.journal_text import is_record, is_spread_record, without_mark
+from healer.importing.kernel_text import form_of
 from healer.text import Said, say
 
 #: How much of the beginning is examined.
@@ -125,12 +126,14 @@ def recognised(head: bytes) -> Kind | None:
     is_text = lines[0].startswith(b"{__name__=") or _BRACKETED.match(lines[0]) or _DMESG.match(lines[0])
     if (named := next((kind for kind, words in _WORDS if words.search(head)), None)) is not None:
         return named
-    if lines[0].startswith((b"{", b"[")) and not is_text:
+    if without_mark(lines[0]).startswith((b"{", b"[")) and not is_text:
         return _of_json(head, lines)
     if any(_BRACKETED.match(line) for line in lines[:20]):
         return Kind.slurmd if _is_of_slurmd(lines) else Kind.slurmctld
     if any(_SACCT.match(line) for line in lines[:5]):
         return Kind.sacct
+    if form_of(lines) is not None:
+        return Kind.syslog
     counts = {kind: sum(shape.match(line) is not None for line in lines[:50]) for kind, shape in _SHAPES}
     best = max(counts, key=lambda kind: counts[kind])
     # The reasons have one header and free rows, a list of nodes one such line for each record.
@@ -143,6 +146,6 @@ def _is_of_slurmd(lines: list[bytes]) -> bool:
 
 
 def _of_json(head: bytes, lines: list[bytes]) -> Kind | None:
-    if is_record(lines[0]):
+    if is_record(lines[0]) or is_spread_record(head):
         return Kind.journal_json
     return next((kind for kind, shape in _JSON if shape.search(head)), None)

@@ -68,22 +68,28 @@ class LocalStamps:
         self._last: datetime | None = None
         #: The first year that was assumed; None: every stamp had one.
         self.assumed_year: int | None = None
+        #: A name of a zone that stamps have and this one has not; empty: there is none.
+        self.other_zone = ""
         #: Lines in an hour that the clock skipped in spring: such a clock is in another zone.
         self.skipped_hour = 0
 
-    def at(self, local: datetime) -> int:
-        """µs since 1970; a stamp with a zone of its own is of that. Raises ValueError for a year that no log
-        has."""
+    def at(self, local: datetime, named: str = "") -> int:
+        """µs since 1970; a stamp with a zone of its own is of that. `named`: the zone by name (`CET`).
+        Raises ValueError for a year that no log has."""
         if not 2010 <= local.year < 2100:
             raise ValueError(say("words.implausible_year", year=local.year))
         if local.tzinfo is not None:
             return micros(local)
         found = local.replace(tzinfo=self._zone)
         first, second = found.utcoffset(), found.replace(fold=1).utcoffset()
+        if named and named not in (found.tzname(), found.replace(fold=1).tzname()):
+            self.other_zone = named
         if first is not None and second is not None and first != second:
             if first < second:
                 self.skipped_hour += 1
-            elif self._last is not None and found.astimezone(UTC) < self._last - DISORDER:
+            elif named == found.replace(fold=1).tzname() or (
+                self._last is not None and found.astimezone(UTC) < self._last - DISORDER
+            ):
                 found = found.replace(fold=1)
         moment = found.astimezone(UTC)
         if self._last is None or moment > self._last:

@@ -147,6 +147,8 @@ def _read(source: Given, place: Workplace, shared: _Shared, counter: Counter | N
         keep(lambda: (found.flushed(), stamps, read, count))
 
     read(opened(source.path, counter, source.number, after, processed))
+    if stamps.other_zone:
+        found.tally.note(say("importing.other_zone", zone=stamps.other_zone))
     if stamps.skipped_hour:
         found.tally.note(say("importing.skipped_hour", n=stamps.skipped_hour))
     return found

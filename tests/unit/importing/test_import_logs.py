@@ -141,6 +141,41 @@ def test_forms_of_syslog(tmp_path: Path, line: str, at: str) -> None:
     assert {"drain"} <= {row["action"] for row in document["actions"] if row["node"] == "gpu0001"}
 
 
+@pytest.mark.parametrize(
+    ("before", "zone", "at"),
+    [
+        ("Wed 2026-11-25 20:56:33 UTC", "UTC", "2026-11-25T20:56:33Z"),
+        ("Wed 2026-11-25 20:56:33 UTC", "Europe/Berlin", "2026-11-25T20:56:33Z"),
+        ("Wed 2026-11-25 21:56:33 CET", "Europe/Berlin", "2026-11-25T20:56:33Z"),
+        ("Thu 2026-11-26 00:56:33 +04", "Europe/Berlin", "2026-11-25T20:56:33Z"),
+        ("Thu 2026-11-26 02:26:33 +0530", "Europe/Berlin", "2026-11-25T20:56:33Z"),
+        # The hour that comes twice, by its name.
+        ("Sun 2026-10-25 02:56:33 CEST", "Europe/Berlin", "2026-10-25T00:56:33Z"),
+        ("Sun 2026-10-25 02:56:33 CET", "Europe/Berlin", "2026-10-25T01:56:33Z"),
+        ("1795640193.123456", "Europe/Berlin", "2026-11-25T20:56:33.123456Z"),
+    ],
+)
+def test_forms_of_journalctl(tmp_path: Path, before: str, zone: str, at: str) -> None:
+    """`-o short-full` and `-o short-unix`, behind the journal's own note."""
+    log = tmp_path / "journal"
+    log.write_text(
+        f"-- Journal begins at Mon 2026-10-05 10:00:00 CEST. --\n{before} gpu0001 systemd[1]: x\n"
+        f"{before} gpu0001 kernel: {XID}\n{before} gpu0001 mara[7]: {XID}\n"
+    )
+    done, entries = imported(tmp_path, log, zone=zone)
+    assert done.sources[0].kind == "syslog"
+    assert kernel_lines(entries) == [("gpu0001", at)]
+    assert quotes(done) == ["journal:4"]
+    assert (done.sources[0].notes, list(done.heard)) == ([], ["gpu0001"])
+
+
+def test_a_zone_that_is_another_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "journal"
+    log.write_text(f"Wed 2026-11-25 20:56:33 PST gpu0001 kernel: {XID}\n")
+    done, _ = imported(tmp_path, log, zone="Europe/Berlin")
+    assert "PST" in str(done.sources[0].notes)
+
+
 def test_dmesg_of_a_node_is_named_by_its_file(tmp_path: Path) -> None:
     log = written(tmp_path / "dmesg-gpu0007.txt", f"[Wed Nov 25 20:56:33 2026] {XID}\n")
     _, entries = imported(tmp_path, log, zone="Europe/Berlin")
@@ -657,6 +692,43 @@ def test_the_journal_says_whose_a_line_is(tmp_path: Path) -> None:
     (entry,) = [entry for entry in entries if entry["route"] == "signals/kernel-log"]
     assert entry["body"]["boot_id"] == "0b11d014-1685-44bd-a6ed-5fc0bc1c44ae"
     assert sum(its.count for its in done.sources[0].skipped.values()) == 1
+
+
+@pytest.mark.parametrize("form", ["pretty", "jq", "jq -s", "seq", "sse"])
+def test_records_of_the_journal_in_every_form_of_json(tmp_path: Path, form: str) -> None:
+    records = [
+        {"__CURSOR": "s=1", "__REALTIME_TIMESTAMP": str(1795640193000000 + n), "_HOSTNAME": "gpu0001", **more}
+        for n, more in enumerate(
+            (
+                {"_TRANSPORT": "syslog", "MESSAGE": XID},
+                {"_TRANSPORT": "kernel", "MESSAGE": XID, "_BOOT_ID": "0b11d014168504bd26ed5fc0bc1c44ae"},
+                {"_TRANSPORT": "stdout", "MESSAGE": '{\n\t"_TRANSPORT" : "kernel"\n}\n' + XID},
+                {"_TRANSPORT": "kernel", "MESSAGE": XID.replace("9b", "9c")},
+            )
+        )
+    ]
+    dump = json.dumps
+    text = {
+        "pretty": "".join(dump(one, indent="\t", separators=(",", " : ")) + "\n" for one in records),
+        "jq": "".join(dump(one, indent=2) + "\n" for one in records),
+        "jq -s": dump(records, indent=2) + "\n",
+        "seq": "".join(f"\x1e{dump(one)}\n" for one in records),
+        "sse": "".join(f"data: {dump(one)}\n\n" for one in records),
+    }[form]
+    (tmp_path / "journal").write_text(text)
+    done, entries = imported(tmp_path, tmp_path / "journal")
+    assert done.sources[0].kind == "journal-json"
+    assert [node for node, _ in kernel_lines(entries)] == ["gpu0001"] * 2
+    assert list(done.heard) == ["gpu0001"]
+
+
+def test_a_record_of_the_journal_without_end_costs_itself(tmp_path: Path) -> None:
+    text = json.dumps({"_TRANSPORT": "kernel", "MESSAGE": XID, "_HOSTNAME": "gpu0001",
+                       "__REALTIME_TIMESTAMP": "1795640193000000"}, indent="\t")  # fmt: skip
+    (tmp_path / "journal").write_text(text + "\n{\n" + "\t,\n" * (3 << 20) + text + "\n")
+    done, entries = imported(tmp_path, tmp_path / "journal", kinds=[Kind.journal_json])
+    assert len(kernel_lines(entries)) == 2
+    assert any("MiB" in why for why in done.sources[0].skipped)
 
 
 def test_a_message_within_an_export_is_no_record(tmp_path: Path) -> None:

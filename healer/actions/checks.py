@@ -23,6 +23,7 @@ from healer.actions.base import (
     slurm_silent,
     whole_jobs,
 )
+from healer.actions.spares import places_of
 from healer.incidents.certainty import MEASURED, senses_of, senses_text, why_not_looked, why_too_few_senses
 from healer.incidents.impact import CRASH_WINDOW, PICTURE_AGE, crashed_among, hit_by_evidence, moments_of
 from healer.incidents.lifecycle import CLEAR_FOR
@@ -53,6 +54,8 @@ def list_jobs(ctx: Context) -> Result:
         "titles": {job.id: job.title for job in (*hit, *crashed) if job.title != job.id},
         "on_node": [job.id for job in on_node],
     }
+    if ctx.tools.guards.spares is not None:
+        data["places"] = {job.id: places_of(job, on_node) for job in hit}
     listed = [*hit, *crashed] if certain else crashed
     if ctx.run.incident is not None:
         data["hit"] = jobs = sorted({job.id for job in listed} | _hit_and_ended(ctx, on_node))

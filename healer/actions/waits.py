@@ -206,7 +206,9 @@ def job_runs(ctx: Context) -> Result:
 def _runs_again(ctx: Context, job: SlurmJob) -> Said:
     """Includes whether the job got the spare that this run handed over, if any."""
     text = say("actions.waits_job_runs", job=job.title, restarts=job.restarts, nodes=len(job.nodes))
-    spare = first_logged(reversed(ctx.log), "spare")
+    node = ctx.run.node
+    handed = (entry for entry in reversed(ctx.log) if entry.data.get("lost", node) == node)
+    spare = first_logged(handed, "spare")
     if spare is None:
         return text
     if spare in job.nodes:

@@ -141,14 +141,46 @@ def test_two_spares_that_are_handed_over_at_once_are_both_handed_over() -> None:
     assert sorted(handed) == [name(9), name(10)]
 
 
-def spare_checkpoints() -> list[str]:
-    site, _ = with_spares()
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_job_that_lost_several_nodes_at_once_gets_a_spare_for_each(others: int) -> None:
+    """Its one requeue is the work of one run; Slurm shows the job without nodes from then on."""
+    site, job = with_spares(breaker_share=1.0)
+    lost = [NODE, *(name(number) for number in range(2, 2 + others))]
+    site.run_for(30, *(line for node in lost for line in site.say(node, LOST)))
+    assert len(set(reserved(site)) & set(lost)) == 2
+    assert job_of(site, job).restarts == 1
+    assert (job_of(site, job).state == "RUNNING") is (others == 1)
+    handed = [entry.data for run in site.runs for entry in site.log(run.id) if entry.data.get("spare")]
+    assert sorted(one["spare"] for one in handed) == [name(9), name(10)]
+    assert sorted(one["lost"] for one in handed) == sorted(set(reserved(site)) & set(lost))
+
+
+def test_no_spare_replaces_a_node_of_the_job_that_a_person_holds() -> None:
+    site, job = with_spares()
+    site.slurm.person_drain(name(2), "RMA", "ann")
     lose(site)
-    return list(dict.fromkeys(site.checkpoints))
+    assert reserved(site) == (NODE, name(9))
+    assert (job_of(site, job).state, job_of(site, job).restarts) == ("PENDING", 1)
 
 
-@pytest.mark.parametrize("where", spare_checkpoints())
-def test_a_crash_at_any_line_takes_one_spare_for_one_node(where: str) -> None:
+ONE, TWO = (1,), (1, 2)
+
+
+def lines(site: Site, lost: tuple[int, ...]) -> list[Any]:
+    return [line for number in lost for line in site.say(number, LOST)]
+
+
+def spare_checkpoints() -> list[tuple[tuple[int, ...], str]]:
+    found = []
+    for lost in (ONE, TWO):
+        site, _ = with_spares()
+        site.run_for(30, *lines(site, lost))
+        found += [(lost, where) for where in dict.fromkeys(site.checkpoints)]
+    return found
+
+
+@pytest.mark.parametrize(("lost", "where"), spare_checkpoints())
+def test_a_crash_at_any_line_takes_one_spare_for_one_node(lost: tuple[int, ...], where: str) -> None:
     site, job = with_spares()
     died = []
 
@@ -159,9 +191,9 @@ def test_a_crash_at_any_line_takes_one_spare_for_one_node(where: str) -> None:
 
     site.on_checkpoint = die
     with pytest.raises(Crash):
-        site.run_for(30, *site.say(1, LOST))
+        site.run_for(30, *lines(site, lost))
     site.run_for(30)
-    assert reserved(site) == (NODE, name(9))
+    assert reserved(site) == ((NODE, name(9)) if lost == ONE else (NODE, name(2)))
     assert job_of(site, job).restarts == 1
 
 

@@ -33,6 +33,7 @@ from healer.actions.base import (
     Done,
     Failed,
     Result,
+    Silent,
     Skipped,
     StepClaim,
     Toolbox,

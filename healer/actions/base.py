@@ -76,6 +76,10 @@ class Unread(Again, frozen=True):
     """Slurm did not answer a look, or does not know the node's state yet: nothing was requested on it."""
 
 
+class Silent(Unread, frozen=True):
+    """Slurm did not answer this worker."""
+
+
 class Failed(msgspec.Struct, frozen=True):
     """It did not work. `final`: another attempt would be pointless, so a person is asked."""
 
@@ -354,7 +358,7 @@ def read_slurm(read: Callable[[], T], after_s: float = LOOK_AGAIN_S) -> T:
 
 
 def slurm_silent(error: SchedulerUnavailable, after_s: float) -> Again:
-    return Unread(say("actions.slurm_silent", error=said_by(error)), after_s)
+    return Silent(say("actions.slurm_silent", error=said_by(error)), after_s)
 
 
 def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = False) -> Failed | None:

@@ -19,6 +19,7 @@ from healer.actions import (
     Done,
     Failed,
     Result,
+    Silent,
     Skipped,
     StepClaim,
     Toolbox,
@@ -106,6 +107,7 @@ _EVENT = {
     Failed: StepEvent.failed,
     Again: StepEvent.waiting,
     Unread: StepEvent.waiting,
+    Silent: StepEvent.waiting,
 }
 
 
@@ -296,9 +298,7 @@ class _Drive:
         if action.effect and asks and not run.shadow:
             # A step that is done needs no permission. Any other step asks again at each attempt: a pause, the
             # breaker or a person may have intervened since the last one.
-            seen = (
-                (self._recorded_late(intent) or self._probed(intent, ctx, to_gate=True)) if started else None
-            )
+            seen, silent = self._seen(intent, ctx) if started else (None, None)
             if seen is not None:
                 return seen
             keeps = started and self._guarded(lambda: action.only_keeps(ctx)) is True
@@ -309,7 +309,7 @@ class _Drive:
             if isinstance(postponed, Skipped | Failed):
                 return self._record(intent, postponed)
             if not keeps:
-                held_back = self._ask_gate(permission, incident, postponed.text if postponed else None)
+                held_back = self._ask_gate(permission, incident, postponed.text if postponed else silent)
                 if held_back is not None:
                     return held_back
             if intent.step.do in RETURNING_VERBS:
@@ -387,17 +387,25 @@ class _Drive:
             self._permission(step).free_caps()
         return proven
 
-    def _probed(self, intent: Do, ctx: Context, *, to_gate: bool = False) -> LogEntry | None:
-        """The outcome of a step that was begun, by its probe; None if it has none yet. `to_gate`: nor has one
-        whose time is over while Slurm does not answer: the gate holds it until there is a fresh snapshot."""
+    def _seen(self, intent: Do, ctx: Context) -> tuple[LogEntry | None, Said | None]:
+        """The outcome of a step that was begun, if it has one; and why the gate must hold it although its
+        guards allow it: its time is over while Slurm does not answer, which is no failure of the step."""
+        if (late := self._recorded_late(intent)) is not None:
+            return late, None
         seen = self._guarded(lambda: _looked(action_of(intent.step), ctx))
-        if seen is None:
-            return None
-        result, last = self._in_time(ctx, intent, seen), last_of(self.entries, intent.key)
-        is_held = last is not None and last.event is StepEvent.held
-        if to_gate and isinstance(seen, Unread) and (is_held or isinstance(result, Failed)):
-            return None
-        return self._record(intent, result)
+        if isinstance(seen, Silent):
+            last = last_of(self.entries, intent.key)
+            is_held = last is not None and last.event is StepEvent.held
+            if is_held or isinstance(self._in_time(ctx, intent, seen), Failed):
+                return None, seen.text
+        return self._outcome(intent, ctx, seen), None
+
+    def _probed(self, intent: Do, ctx: Context) -> LogEntry | None:
+        """The outcome of a step that was begun, by its probe; None if it has none yet."""
+        return self._outcome(intent, ctx, self._guarded(lambda: _looked(action_of(intent.step), ctx)))
+
+    def _outcome(self, intent: Do, ctx: Context, seen: Result | None) -> LogEntry | None:
+        return self._record(intent, self._in_time(ctx, intent, seen)) if seen is not None else None
 
     def _reason_to_leave(self, intent: Do, ctx: Context) -> LogEntry | None:
         return self._give_way(intent, ctx) or self._hand_over(intent, ctx) or self._stays_out(intent, ctx)

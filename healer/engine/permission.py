@@ -156,7 +156,7 @@ class StepPermission:
             # from healer.
             return None, self._ends_run(tx, verdict.why)
         if waited and incident is not None and run.by == "healer":
-            wait = why_not_looked(incident, now)
+            wait = wait or why_not_looked(incident, now)
         if wait is not None and verdict.outcome is Outcome.act:
             return None, self._waits(tx, wait, last)
         late = self._too_late(playbook) if waited else None

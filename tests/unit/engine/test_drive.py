@@ -538,6 +538,31 @@ def test_slurm_away_for_longer_than_all_attempts_take_leaves_no_dead_gpu_in_serv
     ended_well(site, job, paged=True)
 
 
+@pytest.mark.parametrize("begun", ["drain", "requeue"])
+def test_a_worker_that_alone_has_no_answer_of_slurm_goes_on_when_it_has(begun: str) -> None:
+    """The poller's snapshots stay fresh, so no guard holds the step."""
+    site = Site(10, scheduler=Mute)
+    job = site.slurm.add_job(nodes=2)
+    site.walk(*site.say(1, LOST))
+
+    def leaves(call: str) -> None:
+        site.scheduler.away = site.scheduler.away or call == begun
+        if site.scheduler.away:
+            raise SchedulerUnavailable("no answer in 4 s")
+
+    site.scheduler.before = leaves
+    site.run_for(600, step_s=4)
+    run = only_run(site)
+    assert run.state is RunState.running and "no answer in 4 s" in (run.question or ""), run.question
+    assert [one.event for one in site.log(run.id) if one.event is StepEvent.held] == [StepEvent.held]
+    breaker = site.ledger.tables.breaker
+    assert breaker is None or breaker.state is BreakerState.closed
+    site.scheduler.before = lambda _: None
+    site.scheduler.away = False
+    site.run_for(180, step_s=2)
+    ended_well(site, job, paged=True)
+
+
 def test_a_drain_that_was_done_and_not_recorded_is_not_repeated_against_a_person(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

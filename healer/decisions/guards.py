@@ -224,6 +224,10 @@ def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
     if window is None and proposal.by is None and _needs_power(proposal, node, facts):
         why = say("decisions.switched_off", node=node.name, state="+".join(node.state))
         return hold(Guard.maintenance, why, used=1, limit=0)
+    begins = not proposal.ride and proposal.by is None and proposal.approved_by is None
+    if window is None and begins and node.starting:  # a fault from before may end with this boot
+        why = say("decisions.starts", node=node.name, state="+".join(node.state))
+        return hold(Guard.maintenance, why, used=1, limit=0)
     if window is None:
         return allow(Guard.maintenance, say("decisions.no_work_planned", node=node.name))
     planned = quoted(window.why)

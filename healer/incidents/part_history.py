@@ -442,7 +442,10 @@ def _booted_since(picture: Picture, burst: FaultBurst) -> datetime | None:
     booted_at, heard = node.booted_at, node.boot_heard_at
     if burst.boot_id is not None and node.boot_id is not None:
         is_later = burst.boot_id != node.boot_id and heard is not None and heard >= burst.last_at
-        return (booted_at or heard) if is_later else None
+        if is_later:
+            return booted_at or heard
+        unheard = picture.unheard_boot(burst.node)
+        return unheard if unheard is not None and unheard > burst.last_at else None
     return booted_at if booted_at is not None and booted_at > burst.last_at else None
 
 

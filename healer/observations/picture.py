@@ -37,6 +37,7 @@ from healer.observations.alerts import Alerts
 from healer.observations.fault_history import History
 from healer.observations.node_picture import (
     BEATS_FOR_CADENCE,
+    CLOCKS_APART,
     Echoes,
     NodePicture,
     is_from_before,
@@ -359,6 +360,15 @@ class Picture:
             self.node(name).shown_boot(booted_at, asked=before.starting)
         elif doubted is None:
             self.changes.doubted_boots[name] = before, snapshot.taken_at
+
+    def unheard_boot(self, name: str) -> datetime | None:
+        """When the node booted, by Slurm, if no sender has named its boot since: power saving woke it, and
+        its follower starts after slurmd."""
+        shown = self.slurm.nodes.get(name) if self.slurm is not None else None
+        heard = self.node(name).last_heard_at
+        if self.slurm is None or shown is None or shown.boot_at is None or heard is None:
+            return None
+        return _booted_since(shown, self.slurm) if shown.boot_at > heard + CLOCKS_APART else None
 
     def _with_gpu_names(self, snapshot: SlurmSnapshot) -> SlurmSnapshot:
         """The snapshot with the GPU models that nodes report themselves, if Slurm names none. A node with

@@ -1,6 +1,6 @@
 """Planned work, before, during and after: what arises under it is its own until it is seen after it."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -8,7 +8,7 @@ import pytest
 
 from healer.model import Maintenance, Mode, Reservation, Ruleset, RunState, SlurmSnapshot, StepEvent
 from healer.observations.picture import Picture
-from tests.stories.test_judged_contexts import listed
+from tests.stories.test_judged_contexts import beats, listed
 from tests.stories.test_replay import actions, clock, job, jobs, kernel, nodes, played, row
 from tests.support.loop import CLUSTER, DEGRADED, LOST, START, Site, later, name, rules_in
 
@@ -359,3 +359,47 @@ def test_the_gate_that_knows_of_the_works_end_first_lets_nothing_go(monkeypatch:
         site.walk()
     site.run_for(60)
     assert site.node(1).in_service and site.runs[0].state is not RunState.running
+
+
+def asleep_until(wakes_at: float, *more: Row) -> Row:
+    """A GPU is lost just before power saving switches its node off; a job wakes the node, which registers 100
+    s later with another boot."""
+
+    def slept(at: float, *state: str, boot_s: float = -86_400) -> Row:
+        known = {"boot_id": "", "boot_at": later(-86_400).isoformat()}
+        woken = known | {"state": list(state), "boot_at": later(boot_s).isoformat()}
+        return nodes(at, **{name(number): known for number in range(1, 21)} | {name(1): woken})
+
+    awake = {"boot_s": wakes_at + 80}
+    rows = [
+        slept(0, "IDLE"),
+        *beats(0, 100, [1]),
+        kernel(100, 1, LOST),
+        slept(100.5, "IDLE", "POWERING_DOWN"),
+        slept(160, "IDLE", "POWERED_DOWN"),
+        slept(wakes_at, "ALLOCATED", "POWERING_UP"),
+        *(slept(wakes_at + after, "ALLOCATED", **awake) for after in (100, 102, 200)),
+        jobs(wakes_at + 100, job("9", name(1))),
+        clock(wakes_at + HOUR),
+        *more,
+    ]
+    return played(*sorted(rows, key=lambda each: datetime.fromisoformat(each["at"])))
+
+
+@pytest.mark.parametrize("heard_after_s", [None, 75, 90, 105, 130])
+def test_a_fault_from_before_its_node_slept_is_not_due_when_a_job_wakes_the_node(
+    heard_after_s: int | None,
+) -> None:
+    """That was a boot, also while no sender has named it yet."""
+    heard = 1000 + heard_after_s if heard_after_s else None
+    document = asleep_until(1000, *(beats(heard, heard + 600, [1], boot="b2") if heard else ()))
+    assert drained(document) == []
+    (lost,) = (one for one in document["incidents"] if one["rule"] == "gpu-lost")
+    assert lost["closed"] is not None
+
+
+def test_a_gpu_that_is_still_lost_after_its_node_was_woken_is_acted_upon() -> None:
+    document = asleep_until(
+        1000, *beats(1105, 1700, [1], boot="b2"), kernel(1120, 1, STILL_LOST, boot_id="b2")
+    )
+    assert drained(document) == [name(1)]

@@ -466,8 +466,7 @@ def end_pause(
 ) -> Response:
     """Ends a pause. The reason may be in the body or in the query."""
     services = services_of(request)
-    in_force = services.queries.clusters.pauses(services.clock.now())
-    pause = next((pause for pause in in_force if pause.id == id), None)
+    pause = _pause_named(services.queries.clusters.pauses(services.clock.now()), id)
     if pause is not None:
         confine(request, caller, cluster=pause.cluster, node=pause.name if pause.scope == "node" else None)
     words = body or Reason(reason=reason or say("api.no_reason"))
@@ -479,10 +478,17 @@ def end_pause(
             if earlier is None:
                 raise NotFound(say("engine.no_pause", pause=id))
             return answer(request, earlier)
-        ended = controls.end_pause(id, by=caller.name, reason=words.reason, request=identity)
+        ended = controls.end_pause(pause.id, by=caller.name, reason=words.reason, request=identity)
         return answer(request, ended)
 
     return once(request, caller, words, act)
+
+
+def _pause_named(in_force: Sequence[Pause], name: str) -> Pause | None:
+    """The pause with this id, or the only one whose id begins with `name`, as for incidents and runs."""
+    whole = [pause for pause in in_force if pause.id == name]
+    found = whole or [pause for pause in in_force if len(name) >= 8 and pause.id.startswith(name)]
+    return found[0] if len(found) == 1 else None
 
 
 router.include_router(_pauses)

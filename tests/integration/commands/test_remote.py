@@ -147,6 +147,19 @@ def test_a_run_from_plan_to_start(healer: Healer) -> None:
     assert "Requested by ann: fan" in healer("runs", run["id"]).stdout
 
 
+def test_no_step_of_a_run_that_is_undone_still_waits(
+    healer: Healer, served: tuple[Api, httpx.Client]
+) -> None:
+    waits(served, "drain", RunState.undone)
+    entry = LogEntry(run="r1", at=datetime.now(UTC), epoch=1, step="repair", event=StepEvent.waiting)
+    with served[0].engine.begin() as conn:
+        row = {"run": "r1", "at": entry.at, "step": entry.step, "event": entry.event}
+        conn.execute(tables.run_log.insert().values(**row, doc=to_stored(entry)))
+    rows = healer("runs", "r1").stdout.splitlines()[3:]
+    assert [row.split("  ")[0] for row in rows] == ["drain", "repair"]
+    assert all("  not finished  " in row for row in rows)
+
+
 def test_a_run_that_waits_is_approved(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
     waits(served, "drain")
     assert healer("approve", "r1", "--reason", "seen").stdout == "run r1: running\n"
@@ -262,7 +275,10 @@ def test_pauses(healer: Healer) -> None:
     headings, row = healer("pause", "--list").stdout.splitlines()
     assert "roll-out" in row and shown["until"][:19] in row and shown["until"] not in row
     assert "UNTIL (UTC)" in headings
-    assert healer("pause", "--end", identity, "--reason", "done").exit_code == 0
+    too_short = healer("pause", "--end", identity[:7], "--reason", "done")
+    assert str(too_short.exception) == f"no pause {identity[:7]} is active (404)"
+    ended = healer("pause", "--end", identity[:8], "--reason", "done", "--json")  # as its own help writes it
+    assert json.loads(ended.stdout)["id"] == identity
     assert healer("pause", "--list", "--json").stdout == "[]\n"
     wrong = healer("pause", "--reason", "x", "--for", "soon")
     assert wrong.exit_code == 2 and "Invalid value for --for" in wrong.stderr

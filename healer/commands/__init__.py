@@ -31,6 +31,10 @@ class Failed(UserError):
     """The command did not succeed. One sentence, printed to standard error; the exit status is 1."""
 
 
+class Misused(Failed):
+    """Options or settings that do not fit together, or cannot be used; the exit status is 2."""
+
+
 @contextmanager
 def reading(named: object = "", *, writes: bool = False) -> Iterator[None]:
     """Raises Failed for a file that cannot be read, or written. `named`: used if the error does not name

@@ -121,7 +121,7 @@ def _run(arguments: Sequence[str] | None) -> None:
     """What this imports may be missing too."""
     from typer.exceptions import Abort, TyperException
 
-    from healer.commands import local
+    from healer.commands import Misused, local
     from healer.commands.help_pages import usage_problem
     from healer.model.shown import shown
     from healer.model.vocabulary import UserError
@@ -146,7 +146,7 @@ def _run(arguments: Sequence[str] | None) -> None:
     except SettingsError as error:
         _end(shown(local(said_by(error)), keep="\n"), 2)
     except UserError as error:
-        _end(shown(local(said_by(error)), keep="\n"), 1)
+        _end(shown(local(said_by(error)), keep="\n"), 2 if isinstance(error, Misused) else 1)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _forget_output()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from healer.commands import Failed, print_line, reading
+from healer.commands import Failed, Misused, print_line, reading
 from healer.commands.phrases import incident_lines, timeline_title, where
 from healer.commands.remote import (
     AS_JSON,
@@ -92,7 +92,7 @@ def evidence(
 ) -> None:
     """List the evidence of an incident, or download a file."""
     if (incident is None) == (run is None):
-        raise Failed(say("commands.evidence_which"))
+        raise Misused(say("commands.evidence_which"))
     where = f"/incidents/{incident}/evidence" if incident is not None else f"/runs/{run}/evidence"
     with Client() as api:
         found = api.get(where)["items"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from healer.commands import Failed, print_line
+from healer.commands import Failed, Misused, print_line
 from healer.commands.remote import AS_JSON, CLUSTER, Client, given, print_json, print_table
 from healer.text import joined, say
 
@@ -26,7 +26,7 @@ def learn(
 ) -> None:
     """Record the driver, firmware, BIOS and settings of a good node as the reference for its kind."""
     if sum((node is not None, show, forget)) != 1:
-        raise Failed(say("commands.learn_which"))
+        raise Misused(say("commands.learn_which"))
     with Client() as api:
         found = api.get("/references", cluster=cluster)
         if node is not None:
@@ -54,7 +54,7 @@ def _learn(api: Any, cluster: str, node: str, kind: str | None, *, reason: str, 
 def _forget(api: Any, found: Any, kind: str | None, *, reason: str, yes: bool) -> Any:
     by_kind = {reference["kind"]: reference for reference in found["items"]}
     if kind is None and len(by_kind) != 1:
-        raise Failed(say("commands.forget_which", kinds=joined(list(by_kind), "or") or "KIND"))
+        raise Misused(say("commands.forget_which", kinds=joined(list(by_kind), "or") or "KIND"))
     wanted = kind or next(iter(by_kind))
     if wanted not in by_kind:
         raise Failed(say("commands.no_reference", kind=wanted))

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from healer.commands import Failed, print_line
+from healer.commands import Failed, Misused, print_line
 from healer.commands.kept_logins import KeptLogin, keep_login, kept_login, logins_file
 from healer.commands.phrases import moment
 from healer.commands.remote import AS_JSON, CLUSTER, Client, ClientError, given, print_json, url_of
@@ -44,7 +44,7 @@ def login(
     url = url_of(os.environ)
     check_safe(url, "healer login")
     if by_munge and by_slurm:
-        raise Failed(say("commands.login_which"))
+        raise Misused(say("commands.login_which"))
     with Client(anonymous=True) as api:
         if by_munge:
             found = api.post("/login/munge", given({"credential": made_by_munge(), "cluster": cluster}))

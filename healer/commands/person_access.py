@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import typer
 
-from healer.commands import Failed, print_line
+from healer.commands import Misused, print_line
 from healer.commands.phrases import moment
 from healer.commands.remote import AS_JSON, Client, given, print_json, print_table
 from healer.text import Said, joined, say
@@ -28,9 +28,9 @@ def person(
     """Show what a person holds: tokens, service accounts, sessions, incidents, runs that wait, pauses."""
     where = f"/people/{quote(name, safe='')}"
     if end and not reason:
-        raise Failed(say("commands.person_reason"))
+        raise Misused(say("commands.person_reason"))
     if not end and (to or reason):
-        raise Failed(say("commands.person_end"))
+        raise Misused(say("commands.person_end"))
     with Client() as api:
         found = api.post(f"{where}/end", given({"to": to, "reason": reason})) if end else api.get(where)
     if json:

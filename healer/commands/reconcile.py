@@ -2,7 +2,7 @@
 
 import typer
 
-from healer.commands import Failed, print_line
+from healer.commands import Misused, print_line
 from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, given, print_list, second_of
 from healer.text import say
 
@@ -20,7 +20,7 @@ def reconcile(
 ) -> None:
     """Show where healer's records and Slurm differ; with --repair fix what is healer's own."""
     if repair and not reason:
-        raise Failed(say("commands.repair_reason"))
+        raise Misused(say("commands.repair_reason"))
     with Client() as api:
         if not repair:
             found = api.get("/reconcile", cluster=cluster)["items"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from healer.commands import Failed, local, say_json
+from healer.commands import Failed, Misused, local, say_json
 from healer.commands.kept_logins import kept_login
 from healer.model.shown import one_line, shown
 from healer.text import Said, in_language, quoted, say
@@ -149,11 +150,17 @@ def _trust(environ: Mapping[str, str]) -> "ssl.SSLContext | bool":
     try:
         return ssl.create_default_context(cafile=path)
     except OSError as error:
-        raise ClientError(_unreadable("HEALER_CA_FILE", path, error)) from error
+        raise Misused(_unreadable("HEALER_CA_FILE", path, error)) from error
 
 
 def url_of(environ: Mapping[str, str]) -> str:
-    return (environ.get("HEALER_URL") or DEFAULT_URL).rstrip("/")
+    """HEALER_URL, or where `healer up` listens by default. Raises Misused for what is no web address."""
+    url = (environ.get("HEALER_URL") or DEFAULT_URL).rstrip("/")
+    if not re.match(r"https?://[^/]", url, re.IGNORECASE):
+        raise Misused(
+            say("commands.of_field", field="HEALER_URL", text=say("commands.no_address", given=url))
+        )
+    return url
 
 
 def _token(environ: Mapping[str, str], url: str) -> str:
@@ -163,7 +170,7 @@ def _token(environ: Mapping[str, str], url: str) -> str:
         try:
             token = Path(path).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ClientError(_unreadable("HEALER_TOKEN_FILE", path, error)) from error
+            raise Misused(_unreadable("HEALER_TOKEN_FILE", path, error)) from error
     if not token and (kept := kept_login(environ, url)) is not None:
         token = kept.token
     if not token:
@@ -174,7 +181,8 @@ def _token(environ: Mapping[str, str], url: str) -> str:
 
 
 def _unreadable(setting: str, path: str, error: Exception) -> Said:
-    return say("commands.setting_unreadable", setting=setting, path=path, why=str(error))
+    why = getattr(error, "strerror", None) or str(error)
+    return say("commands.setting_unreadable", setting=setting, path=path, why=why)
 
 
 #: Declared once, so that it reads the same everywhere.

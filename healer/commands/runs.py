@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from healer.commands import Failed, print_line
+from healer.commands import Misused, print_line
 from healer.commands.phrases import run_state
 from healer.commands.remote import (
     AS_JSON,
@@ -275,7 +275,7 @@ def pause(
             print_list(api.get("/pauses")["items"], _PAUSES, json)
             return
         if not reason:
-            raise Failed(say("commands.pause_reason"))
+            raise Misused(say("commands.pause_reason"))
         if end is not None:
             answer = api.delete(f"/pauses/{end}", {"reason": reason})
         else:

@@ -10,7 +10,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 import typer
 
-from healer.commands import Failed, due_every, print_line, reading
+from healer.commands import Failed, Misused, due_every, print_line, reading
 from healer.commands.remote import (
     AS_JSON,
     CLUSTER,
@@ -178,12 +178,12 @@ def step_times(
         from healer.commands import send_step_log
 
         if files:
-            raise Failed(say("commands.log_or_files"))
+            raise Misused(say("commands.log_or_files"))
         outer = given({"job": job, "cluster": cluster})
         send_step_log.send(from_log, form, outer, given({"node": node}), follow=follow, json=json)
         return
     if follow or form != "auto":
-        raise Failed(say("commands.needs_from_log"))
+        raise Misused(say("commands.needs_from_log"))
 
     def samples(body: dict[str, Any]) -> int:
         rows = body.get("samples")

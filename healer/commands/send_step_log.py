@@ -10,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from healer.commands import Failed, not_one_of, print_line
+from healer.commands import Failed, Misused, not_one_of, print_line
 from healer.commands.remote import Client
 from healer.commands.send import Total, opened, patiently
 from healer.importing.local_stamps import DISORDER
@@ -32,9 +32,9 @@ def send(
     """Sends the steps of the log as those of rank 0, because a log is about all ranks together. `outer` and
     `inner`: fields of each body and of each sample."""
     if form not in FORMATS:
-        raise Failed(say("commands.of_field", field="--format", text=not_one_of(form, FORMATS)))
+        raise Misused(say("commands.of_field", field="--format", text=not_one_of(form, FORMATS)))
     if follow and str(path) == "-":
-        raise Failed(say("commands.follow_needs_file"))
+        raise Misused(say("commands.follow_needs_file"))
     outer = _of_job(outer)
     total, reader = Total("step"), LogReader(form)
     with Client() as api:
@@ -62,7 +62,7 @@ def _of_job(outer: dict[str, Any]) -> dict[str, Any]:
     """With the job and its restart count, by default those of the Slurm job that this runs in."""
     job = outer.get("job") or os.environ.get("SLURM_JOB_ID")
     if not job:
-        raise Failed(say("commands.log_no_job"))
+        raise Misused(say("commands.log_no_job"))
     restart = os.environ.get("SLURM_RESTART_COUNT", "")
     return {**outer, "job": job, "restart": int(restart) if restart.isdecimal() else 0}
 

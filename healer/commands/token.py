@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from healer.commands import Failed, person, print_line
+from healer.commands import Failed, Misused, person, print_line
 from healer.commands.remote import AS_JSON, add_group, named_columns, print_json, print_list
 from healer.model.grants import ACTING
 from healer.model.vocabulary import Role
@@ -130,7 +130,7 @@ def _check_cluster(cluster: str | None, bound_to: str | None) -> None:
     """Raises Failed for an unknown one, and where a node or job of several clusters is meant."""
     clusters = load().clusters
     if clusters and (cluster not in clusters if cluster else bound_to):
-        raise Failed(say("commands.which_cluster", clusters=joined(list(clusters), "comma")))
+        raise Misused(say("commands.which_cluster", clusters=joined(list(clusters), "comma")))
 
 
 def _checked(new: NewToken, now: datetime) -> NewToken:
@@ -139,12 +139,12 @@ def _checked(new: NewToken, now: datetime) -> NewToken:
     try:
         return checked_token(new, now)
     except Invalid as error:
-        raise Failed(say("commands.of_option", option=error.field, text=said_by(error))) from None
+        raise Misused(say("commands.of_option", option=error.field, text=said_by(error))) from None
 
 
 def _check_vouching(vouches: Vouched | None, role: Role) -> None:
     if vouches is not None and role is not Role.signals:
-        raise Failed(say("commands.vouches_signals"))
+        raise Misused(say("commands.vouches_signals"))
 
 
 def list_tokens(
@@ -191,7 +191,7 @@ def rotate(
                 id_in(token), lambda row: successor(row, now, lasts), by=person(), now=now, ends=ends
             )
         except Invalid as error:
-            raise Failed(say("commands.of_option", option=error.field, text=said_by(error))) from None
+            raise Misused(say("commands.of_option", option=error.field, text=said_by(error))) from None
         is_sealed = tokens.wait_for_seal(rotated.token)
     if not is_sealed:
         print_line(say("commands.token_not_sealed"), err=True)
@@ -211,7 +211,7 @@ def revoke(
 ) -> None:
     """Revoke a token on all machines within a second. Its sessions end too."""
     if (token is None) is (accounts_of is None):
-        raise Failed(say("commands.revoke_which"))
+        raise Misused(say("commands.revoke_which"))
     now = datetime.now(UTC)
     with _tokens() as tokens:
         if accounts_of is not None:

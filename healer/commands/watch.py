@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed, print_line
+from healer.commands import Failed, Misused, print_line
 from healer.commands.up import (
     copy_rules,
     forget_settings,
@@ -46,7 +46,7 @@ def watch(
 ) -> None:
     """Watch a cluster read-only from a laptop or login node: no agent, no root, nothing left behind."""
     if not slurm:
-        raise Failed(say("commands.watch_slurm"))
+        raise Misused(say("commands.watch_slurm"))
     _set_environ(prometheus, match, token_file)
     with temporary_folder("watch") as folder:
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # the caller's would keep proofs of rules

@@ -50,6 +50,40 @@ def test_a_wrong_setting_stops_the_start_with_one_sentence() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "setting", "value", "says"),
+    [
+        (
+            "nodes",
+            "HEALER_URL",
+            "healer.example",
+            "HEALER_URL: 'healer.example' is not an http or https address",
+        ),
+        (
+            "nodes",
+            "HEALER_TOKEN_FILE",
+            "/nowhere/token",
+            "HEALER_TOKEN_FILE: /nowhere/token cannot be read: No such file or directory",
+        ),
+        (
+            "nodes",
+            "HEALER_CA_FILE",
+            "/nowhere/ca.crt",
+            "HEALER_CA_FILE: /nowhere/ca.crt cannot be read: No such file or directory",
+        ),
+        ("pause --for 2h", "HEALER_MODE", "shadow", "--reason is required to pause, and to end a pause"),
+        ("evidence", "HEALER_MODE", "shadow", "name an incident, or a run with --run"),
+        ("reconcile --repair", "HEALER_MODE", "shadow", "a repair needs --reason"),
+    ],
+)
+def test_wrong_use_ends_with_2_before_anything_is_asked(
+    words: str, setting: str, value: str, says: str
+) -> None:
+    secret = {} if setting == "HEALER_TOKEN_FILE" else {"HEALER_TOKEN": "heal_x"}
+    done = healer(*words.split(), **({setting: value} | secret))
+    assert (done.returncode, done.stderr) == (2, f"healer: {says}\n")
+
+
 def test_no_healer_to_talk_to_is_one_sentence(tmp_path: object) -> None:
     done = healer("db", "upgrade", HEALER_DATA_DIR=str(tmp_path))
     assert done.returncode == 1

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from healer.adapters.postgres import node_rows, tables
 from healer.adapters.token_key import KEY_FILE
-from healer.commands import Failed
+from healer.commands import Failed, Misused
 from healer.commands.cli import build, main
 from healer.incidents.lifecycle import PROBATION
 from healer.model import (
@@ -280,6 +280,7 @@ def test_pauses(healer: Healer) -> None:
     ended = healer("pause", "--end", identity[:8], "--reason", "done", "--json")  # as its own help writes it
     assert json.loads(ended.stdout)["id"] == identity
     assert healer("pause", "--list", "--json").stdout == "[]\n"
+    assert isinstance(healer("pause", "--for", "2h").exception, Misused)
     wrong = healer("pause", "--reason", "x", "--for", "soon")
     assert wrong.exit_code == 2 and "Invalid value for --for" in wrong.stderr
 

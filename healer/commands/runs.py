@@ -23,6 +23,7 @@ from healer.commands.remote import (
 )
 from healer.commands.token import parse_lasts
 from healer.model.hostlist import expand
+from healer.model.vocabulary import ENDED_RUN_STATES
 from healer.text import Said, joined, quoted, said_by, say
 
 RESTART: Any = typer.Option(
@@ -93,8 +94,14 @@ def _show(found: dict[str, Any]) -> None:
         print_line(say("commands.run_refused", text=newest["why"]))
     elif newest["outcome"] == found["state"] == "held":
         print_line(say("commands.run_held", text=newest["why"]))
-    rows = [(step["title"], step["state"], step["attempt"], step["text"]) for step in found["steps"]]
+    rows = [(step["title"], _state(step, found), step["attempt"], step["text"]) for step in found["steps"]]
     print_table(("STEP", "STATE", "TRIES", ""), rows)
+
+
+def _state(step: dict[str, Any], run: dict[str, Any]) -> str:
+    """A run that was rolled back or cancelled leaves steps behind: nothing waits in them any more."""
+    left = step["ended_at"] is None and run["state"] in ENDED_RUN_STATES
+    return say("commands.step_left") if left else step["state"]
 
 
 def run(

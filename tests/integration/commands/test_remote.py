@@ -26,9 +26,11 @@ from healer.model import (
     IncidentState,
     Inventory,
     JobHit,
+    LogEntry,
     Outcome,
     Run,
     RunState,
+    StepEvent,
     Verdict,
 )
 from healer.text import quoted

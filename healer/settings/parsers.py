@@ -43,9 +43,12 @@ def parse_path(text: str) -> Path:
 
 
 def parse_recording(text: str) -> Path:
-    """A folder; the word `on` alone means the data directory's own."""
-    folder = Path(ON) if text == ON else parse_path(text)
-    if folder.is_file():
+    """A folder by its whole path: `true` or `off` would be one below the working directory. The word `on`
+    means the data directory's own."""
+    if text == ON:
+        return Path(ON)
+    folder = parse_path(text)
+    if folder.is_file() or not text.startswith(("/", "~")):
         raise ValueError(say("setup.wants_folder", on=ON))
     return folder
 

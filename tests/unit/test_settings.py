@@ -88,6 +88,8 @@ def test_guard_settings_are_named_as_the_gate_names_them() -> None:
         ("HEALER_BMC_TLS", "off"),
         ("HEALER_DATA_DIR", "~nosuchuser/healer"),
         ("HEALER_SSH_KEY_FILE", "~nosuchuser/key"),
+        ("HEALER_RECORDING", "true"),
+        ("HEALER_RECORDING", "off"),
         ("HEALER_LINK_SECRET", "of-31-characters-and-no-more-xx"),
     ],
 )

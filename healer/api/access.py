@@ -259,7 +259,7 @@ class Access:
                 caller = msgspec.structs.replace(caller, csrf=csrf_of(secret))
                 _check_csrf(request, caller)
         if caller is None:
-            wrong = unauthenticated()
+            wrong = unauthenticated(given=True)
             wrong.delay_s = DELAY_S if self._strangers.queued >= _MANY_STRANGERS else 0.0
             raise wrong
         return self._checked(caller)

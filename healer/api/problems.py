@@ -116,12 +116,12 @@ def field_error(field: str, text: Said) -> Problem:
     return Problem(422, say("api.field", field=field, text=text), errors=[{"field": field, "detail": text}])
 
 
-def unauthenticated() -> Problem:
-    return Problem(
-        401,
-        say("api.needs_token"),
-        headers={"WWW-Authenticate": 'Bearer realm="healer"'},
-    )
+def unauthenticated(*, given: bool = False) -> Problem:
+    """`given`: a token or session was, and is not valid (RFC 6750, 3.1)."""
+    realm = 'Bearer realm="healer"'
+    challenge = f'{realm}, error="invalid_token"' if given else realm
+    text = say("api.token_not_valid") if given else say("api.needs_token")
+    return Problem(401, text, headers={"WWW-Authenticate": challenge})
 
 
 def ending() -> Problem:

@@ -478,3 +478,18 @@ def test_the_stream_of_a_revoked_token_ends_however_much_happens(served: Served)
         time.sleep(2.1)  # a caller is cached for a second
         add(api, 2)
         assert not any(incident(2).id in line for line in lines)
+
+
+def test_a_token_that_ended_is_not_answered_as_if_none_was_sent(served: Served) -> None:
+    api, client = served
+    token = api.token("viewer")
+    api.tokens.revoke(id_in(token), by="bob", now=datetime.now(UTC))
+    refused = client.get("/api/v1/nodes", headers={"Authorization": f"Bearer {token}"})
+    assert (refused.status_code, refused.json()["code"]) == (401, "unauthenticated")
+    assert refused.json()["detail"].startswith(
+        "this token or session is not valid: it has expired, was revoked"
+    )
+    assert 'error="invalid_token"' in refused.headers["WWW-Authenticate"]
+    without = client.get("/api/v1/nodes")
+    assert "this requires a token" in without.text
+    assert "error" not in without.headers["WWW-Authenticate"]

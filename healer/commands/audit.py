@@ -136,7 +136,8 @@ def _print(report: "Report", *, by_itself: bool) -> None:
         for gap in report.gaps:
             print_line(say("commands.audit_gap", what=gap_text(gap)))
     for cluster, head in report.heads.items():
-        chained = say("commands.audit_chained", cluster=cluster, count=head)
+        name = cluster or say("commands.audit_no_cluster")
+        chained = say("commands.audit_chained", cluster=name, count=head)
         signed = report.signed.get(cluster, 0)
         print_line(
             say("commands.audit_signed", chained=chained, last=signed)

@@ -27,6 +27,7 @@ from healer.adapters.signing import CheckpointFile, load_signer, trusted_keys
 from healer.audit import ExportError, Sealer, Trail, export, read_checkpoints, report, verify_export
 from healer.model import Broken, Checkpoint
 from tests.support.audit import START, healer, record, signer, unguarded
+from tests.support.seals import seal_all
 
 
 class Hand:
@@ -247,6 +248,15 @@ def sealed_by_role(fresh_database: sa.Engine) -> Iterator[sa.Engine]:
     engine = make_engine(login, acts_as=AUDITOR)
     yield engine
     engine.dispose()
+
+
+def test_the_chain_of_no_cluster_has_a_name_too(fresh_database: sa.Engine, tmp_path: Path) -> None:
+    """It holds what is of the whole site, such as a token for all clusters."""
+    fill(fresh_database, 2, cluster="")
+    seal_all(fresh_database)
+    url = fresh_database.url.render_as_string(hide_password=False)
+    whole = healer("audit", "verify", HEALER_DATABASE_URL=url, HEALER_DATA_DIR=str(tmp_path))
+    assert whole.stdout.startswith("all clusters: 2 records chained")
 
 
 def test_the_command_verifies_and_exports_the_database(sealed, tmp_path: Path):

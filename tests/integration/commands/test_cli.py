@@ -153,6 +153,12 @@ def test_a_bundle_that_has_no_room_leaves_nothing(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+def test_an_output_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:
+    output = tmp_path / "nowhere" / "help.tgz"
+    done = healer("support-bundle", "--output", str(output), HEALER_DATA_DIR=str(tmp_path))
+    assert done.stderr == f"healer: {output} cannot be written: No such file or directory\n"
+
+
 def test_an_unknown_command_is_wrong_use() -> None:
     assert healer("hael").returncode == 2
 

@@ -37,7 +37,6 @@ from healer.model import Component, Role, SlurmSnapshot
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Unavailable
 from healer.signals import wire
-from healer.signals.rejects import byte_order
 from healer.text import NO_WORDS, Said, joined, language, said_by, say
 
 T = TypeVar("T")
@@ -161,7 +160,7 @@ class Preamble:
         415 for an unsupported encoding."""
         body = await self._body(request, unpacked_limit)
         # No other body begins so: of protobuf it would be no field.
-        mark, encoding = byte_order(body)
+        mark, encoding = wire.byte_order(body)
         if encoding is None:
             return body[mark:]
         return await parse(len(body), lambda: body[mark:].decode(encoding, "replace").encode())

@@ -43,7 +43,7 @@ def reading(named: object = "", *, writes: bool = False) -> Iterator[None]:
         yield
     except OSError as error:
         name, why = str(error.filename or named), error.strerror or str(error)
-        if Path(name).name == f".{Path(str(named)).name}.new":  # written beside it first
+        if Path(name).name == f".{Path(str(named)).name}.new":  # first written under this name
             name = str(named)
         text = say("commands.unwritable", name=name, why=why) if writes else _unreadable(name, why)
         raise Failed(text) from error

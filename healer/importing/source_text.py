@@ -21,7 +21,7 @@ import zstandard
 from healer.importing.tally import Tally
 from healer.recordings.recording_folder import is_whole
 from healer.signals.kernel_log import COLOURS
-from healer.signals.rejects import byte_order
+from healer.signals.wire import byte_order
 from healer.text import Said, say
 
 BLOCK_BYTES = 1 << 20

@@ -1,6 +1,5 @@
 """Reporting of rejected input, shared by every wire form: whole bodies, and entries by index and reason."""
 
-import codecs
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -31,16 +30,6 @@ _SMALL_BYTES = 2**20
 
 #: Errors of msgspec's JSON decoder, for any bytes.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-_BYTE_ORDERS = (
-    (codecs.BOM_UTF8, None), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
-)  # fmt: skip
-
-
-def byte_order(head: bytes) -> tuple[int, str | None]:
-    """(the length of the byte-order mark that a text begins with, its encoding if that is not UTF-8)."""
-    return next(((len(mark), name) for mark, name in _BYTE_ORDERS if head.startswith(mark)), (0, None))
 
 
 class BadBody(ValueError):

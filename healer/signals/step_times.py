@@ -289,7 +289,7 @@ def _batch(
         rank=np.array([rank or 0 for rank in columns["rank"]], np.int32),
         step=np.array(step, np.int64),
         at=np.array(at),
-        node=whole(map(places.get, nodes)),
+        node=whole(places.get(node) if node is not None else None for node in nodes),
         gpu=whole(columns["gpu"]),
         stage=whole(columns["stage"]),
         step_s=measure(columns["open_s" if is_open else "step_s"]),

@@ -5,6 +5,7 @@ decides), unrecognised, or rejected with its index and the reason. One bad entry
 Only a body with a wrong outer structure is refused as a whole (`BadBody`).
 """
 
+import codecs
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -41,6 +42,16 @@ _JOB_ID = r"[0-9A-Za-z_.+\[\]-]{1,64}"
 _ID, _ID_MAX = re.compile(r"[\x21-\x7e]{1,256}"), 256
 #: Limit of cached checks of node names, boot ids and other ids.
 _REMEMBERED = 16_384
+
+
+_BYTE_ORDERS = (
+    (codecs.BOM_UTF8, None), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
+)  # fmt: skip
+
+
+def byte_order(head: bytes) -> tuple[int, str | None]:
+    """(the length of the byte-order mark that a text begins with, its encoding if that is not UTF-8)."""
+    return next(((len(mark), name) for mark, name in _BYTE_ORDERS if head.startswith(mark)), (0, None))
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):

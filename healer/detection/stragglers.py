@@ -28,6 +28,7 @@ from healer.detection.step_findings import (
 from healer.detection.streams import (
     BIAS_SCALE,
     LEAST,
+    MEAN_STEPS,
     Pace,
     Streams,
     StreamStep,
@@ -147,8 +148,27 @@ class Watch:
         if self._many(blamed):
             return
         named = np.unique(np.concatenate([node[slow & (node >= 0)], by_node]))
+        of_stage = self._unreported_stages()
         for index in named.tolist():
-            yield self._claim(index, np.flatnonzero(node == index), places)
+            members = np.flatnonzero(node == index)
+            if not (of_stage[index] and self._always(members, index)):
+                yield self._claim(index, members, places)
+
+    def _unreported_stages(self) -> NDArray[np.bool_]:
+        """(nodes,) those above the largest class of nodes, in a class of their own."""
+        level, steps = self.nodes.mean, max(1, min(self.nodes.steps, MEAN_STEPS))
+        classes = classes_of(level, self.nodes.noise / np.sqrt(steps))
+        found = np.zeros(len(level), bool)
+        usual = max(classes, key=len, default=np.zeros(0, int))
+        for group in classes:
+            found[group] = len(usual) > 0 and level[group].min() > level[usual].max()
+        return found
+
+    def _always(self, members: NDArray[np.intp], node: int) -> bool:
+        """Whether that node, or its slow ranks, are slow since one of the first steps."""
+        slow = members[self.ranks.slow[members]]
+        since = self.nodes.since[node] if self.nodes.slow[node] else np.median(self.ranks.since[slow])
+        return bool(since <= (self.first or 0) + _ALWAYS)
 
     def _many(self, blamed: NDArray[np.bool_]) -> bool:
         return bool(blamed.sum() > SHARED * self.job.seen.sum())
@@ -283,8 +303,7 @@ def logs(values: ArrayLike, name: str) -> Floats:
 def class_levels(history: Floats) -> Floats:
     """(nodes,) the level of each node's class, such as a pipeline stage or a hardware model; from `logs`.
 
-    Classes are groups of at least four nodes, and a tenth of all, with a wider gap between their levels than
-    bias and chance would leave. A single node is no class.
+    A node in no class has the level of the nearest one.
     """
     if len(history) < CLASS_STEPS:
         return np.zeros(history.shape[1])
@@ -292,12 +311,19 @@ def class_levels(history: Floats) -> Floats:
     level = np.nan_to_num(medians(x.T))
     steps = max(1.0, float(np.median(np.isfinite(x).sum(axis=0)))) if x.shape[1] else 1.0
     noise = 1.4826 * medians(np.abs(x - level).reshape(1, -1))[0]
-    order = np.argsort(level)
-    apart = np.diff(level[order]) > 2 * BIAS_SCALE + 4 * noise / np.sqrt(steps)
-    groups = np.split(order, np.flatnonzero(apart) + 1)
-    classes = [group for group in groups if len(group) >= max(LEAST, 0.1 * len(level))]
-    centres = np.array([np.median(level[group]) for group in classes] or [0.0])
+    centres = np.array(
+        [np.median(level[group]) for group in classes_of(level, noise / np.sqrt(steps))] or [0.0]
+    )
     return centres[np.argmin(np.abs(level[:, None] - centres), axis=1)]
+
+
+def classes_of(level: Floats, error: float) -> list[NDArray[np.intp]]:
+    """Groups of at least four nodes, and a tenth of all, with a wider gap between their levels than bias and
+    chance would leave; `error` is the standard deviation of a level. A single node is no class."""
+    order = np.argsort(level)
+    apart = np.diff(level[order]) > 2 * BIAS_SCALE + 4 * error
+    groups = np.split(order, np.flatnonzero(apart) + 1)
+    return [group for group in groups if len(group) >= max(LEAST, 0.1 * len(level))]
 
 
 #: Without a step for this long, no part is known to be healthy.

@@ -121,7 +121,7 @@ WANDER, WANDER_STEPS, WANDER_VALUES = 3.0, 32, 1024
 _SHORT, _KEPT = 5, PATIENCE + 1
 _SCALES = 64
 #: Steps of the slow running mean and of the fast one.
-_SLOW, _FAST = 64, 16
+MEAN_STEPS, _FAST = 64, 16
 #: The memory of a series' own roughness and of the job's wandering, in steps; E|x - y| of two normal values.
 _ROUGH, _WANDER, _NORMAL_STEP = 200, 256, 1.128
 _BELOW_1 = math.nextafter(1.0, 0.0)
@@ -350,7 +350,7 @@ class _Columns:
         """Running means, how far each is from the others, and how much further they wander than white
         noise."""
         self.mean_n += self.known
-        for mean, most in ((self.mean, _SLOW), (self.fast, _FAST)):
+        for mean, most in ((self.mean, MEAN_STEPS), (self.fast, _FAST)):
             np.copyto(mean, mean + (clipped - mean) / np.clip(self.mean_n, 1, most), where=self.known)
         # Clipping skewed noise shifts its mean: what all series share is no slowness.
         self.common = medians(np.where(self.known, self.mean, np.nan))[:, None]
@@ -467,7 +467,7 @@ def _white(steps: int) -> Floats:
     slow = fast = both = 0.0
     found = np.ones(steps)
     for n in range(1, steps):
-        a, b = 1 / min(n, _SLOW), 1 / min(n, _FAST)
+        a, b = 1 / min(n, MEAN_STEPS), 1 / min(n, _FAST)
         slow, fast = slow * (1 - a) ** 2 + a * a, fast * (1 - b) ** 2 + b * b
         both = both * (1 - a) * (1 - b) + a * b
         found[n] = slow + fast - 2 * both
@@ -475,7 +475,7 @@ def _white(steps: int) -> Floats:
 
 
 #: Before the first the two means are too similar to compare; the last holds for an infinite series.
-_WHITE_FROM, _WHITE = _SLOW // 2, np.maximum(_white(8 * _SLOW), 1e-9)
+_WHITE_FROM, _WHITE = MEAN_STEPS // 2, np.maximum(_white(8 * MEAN_STEPS), 1e-9)
 
 
 def _column(values: Sequence[float]) -> Floats:

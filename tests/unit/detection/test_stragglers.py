@@ -255,6 +255,24 @@ def test_a_longer_last_stage_is_no_straggler_and_a_slow_rank_within_it_is() -> N
     assert [one.component for one in job.run(15, both)] == [on("gpu0006", 2)]
 
 
+def wide() -> Job:
+    """32 nodes of two ranks each, without stages."""
+    return Job(shown=slurm(32, per=2), more={"per": 2})
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.25])
+def test_a_stage_that_its_job_does_not_report_is_no_straggler(share: float) -> None:
+    assert wide().run(200, slower(slice(56, 64), share)) == []
+
+
+def test_nodes_that_become_slow_and_a_single_one_from_the_start_are_no_stage() -> None:
+    job = wide()
+    job.run(130)
+    found = job.run(120, slower(slice(56, 64), 0.1))
+    assert {one.component.node for one in found} == {f"gpu00{number}" for number in (28, 29, 30, 31)}
+    assert [one.component for one in wide().run(60, slower(slice(62, 64), 0.1))] == [on("gpu0031")]
+
+
 def test_ranks_that_do_more_work_are_no_stragglers() -> None:
     work = np.where(np.arange(RANKS) % 5 == 0, 600.0, 512.0)
     job = Job(more={"work": work})

@@ -192,8 +192,9 @@ class Watch:
 
     def _claim(self, node: int, members: NDArray[np.intp], places: Places) -> Claim:
         quiet = self.ranks.noise < _QUIET_NOISE
-        height = self.ranks.short_median()[members] if quiet else self.ranks.mean[members]
-        height = np.nan_to_num(height, nan=-1.0)
+        height = self.ranks.mean[members]
+        if quiet:  # the mean also: a rank that is slow in every other step is well in half of the looks
+            height = np.fmax(height, self.ranks.short_median()[members])
         lead = members[height > 0.5 * height.max()] if height.max() > 0 else members
         gpu = places.gpu[lead[0]]
         cluster, name = self.job.cluster, places.nodes[node]

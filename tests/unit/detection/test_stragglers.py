@@ -273,6 +273,12 @@ def test_nodes_that_become_slow_and_a_single_one_from_the_start_are_no_stage() -
     assert [one.component for one in wide().run(60, slower(slice(62, 64), 0.1))] == [on("gpu0031")]
 
 
+def test_a_rank_that_is_slow_in_every_other_step_is_the_gpu_that_is_named() -> None:
+    job = Job(noise=0.01)
+    found = job.run(400, lambda step, compute: slower(0, 0.1)(step, compute) if step % 2 == 0 else None)
+    assert {one.component for one in found} == {on("gpu0000", 0)}
+
+
 def test_ranks_that_do_more_work_are_no_stragglers() -> None:
     work = np.where(np.arange(RANKS) % 5 == 0, 600.0, 512.0)
     job = Job(more={"work": work})

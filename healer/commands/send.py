@@ -1,5 +1,6 @@
 """`healer send` and `healer signals`: sends signals; shows the senders, and what was not stored."""
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -343,6 +344,9 @@ def _whole_document(raw: bytes, path: Path) -> Any:
         raise Failed(say("commands.no_json", where=str(path), why=str(error))) from None
 
 
+_RECORDS = "application/x-ndjson"
+
+
 def kernel_log(
     files: list[Path] = typer.Argument(None, help="Files of kernel lines; - or none: standard input."),
     node: str = typer.Option(..., help="The node the lines came from."),
@@ -350,15 +354,23 @@ def kernel_log(
     boot_id: str | None = typer.Option(None, "--boot-id", help="The boot ID of the lines."),
     json: bool = AS_JSON,
 ) -> None:
-    """Send kernel lines. Exits with 1 if some were rejected."""
+    """Send kernel lines, also of journalctl -o json. Exits with 1 if some were rejected."""
+    from healer.importing.journal_text import is_record, without_mark
+
     outer = given({"node": node, "cluster": cluster, "boot_id": boot_id})
     total = Total("line")
-    lines = (line for line in lines_of(files or [Path("-")]) if line.strip())
+    lines = (without_mark(line) for line in lines_of(files or [Path("-")]) if line.strip())
     with Client() as api:
-        for batch in batches(_sized(lines), _MOST):
-            entries = [{"line": line.decode("utf-8", "replace")} for line in batch]
-            body = {**outer, "entries": entries}
-            total.add(patiently(lambda body=body: api.post("/signals/kernel-log", body)), len(batch))
+        for records, run in itertools.groupby(lines, is_record):
+            for batch in batches(_sized(run), _MOST):
+                if records:
+                    content = b"\n".join(batch)
+                    answer = _post(api, "logs", content, _RECORDS, node=node, cluster=cluster)
+                else:
+                    entries = [{"line": line.decode("utf-8", "replace")} for line in batch]
+                    body = {**outer, "entries": entries}
+                    answer = patiently(lambda body=body: api.post("/signals/kernel-log", body))
+                total.add(answer, len(batch))
     total.report(json)
 
 

@@ -219,8 +219,11 @@ def _dropped(field: bytes) -> tuple[bytes, int]:
 
 def is_record(line: bytes) -> bool:
     """Whether a line is a record as `journalctl -o json` or a template of rsyslog prints it."""
+    raw = without_mark(line)
+    if not raw.startswith(b"{"):
+        return False
     try:
-        item = msgspec.json.decode(without_mark(line))
+        item = msgspec.json.decode(raw)
     except (ValueError, RecursionError):
         return False
     return isinstance(item, dict) and bool({"__REALTIME_TIMESTAMP", "_TRANSPORT", "inputname"} & item.keys())

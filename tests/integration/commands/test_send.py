@@ -190,6 +190,25 @@ def test_kernel_lines_are_read_as_an_import_reads_them(
         ), encoding  # fmt: skip
 
 
+@pytest.mark.parametrize("mark", ["", "\x1e"])
+def test_records_of_the_journal_are_sent_as_such(send: Send, mark: str) -> None:
+    """What journalctl prints with `-o json`, whose lines the route of plain lines does not know."""
+    records = [
+        {"_TRANSPORT": "kernel", "MESSAGE": XID_79, "_HOSTNAME": "gpu0001.pod1.example", "_BOOT_ID": "b1"},
+        {"_TRANSPORT": "syslog", "MESSAGE": XID_79, "_HOSTNAME": "gpu0001"},
+        {"_TRANSPORT": "kernel", "MESSAGE": "usb 1-1: new device", "_HOSTNAME": "gpu0001"},
+        {"_TRANSPORT": "kernel", "MESSAGE": XID_79, "_HOSTNAME": "nosuch"},
+    ]
+    text = "".join(f"{mark}{json.dumps(one)}\n" for one in records)
+    done = send("kernel-log", "--node", "gpu0001", given=text)
+    assert (done.exit_code, done.stdout) == (1, "1 accepted, 0 duplicates, 2 unrecognised, 1 rejected\n")
+    assert done.stderr.startswith("line 4: ")
+    alone = send(
+        "kernel-log", "--node", "gpu0002", given='{"_TRANSPORT":"kernel","MESSAGE":"' + XID_79 + '"}\n'
+    )
+    assert (alone.exit_code, alone.stdout[:10]) == (0, "1 accepted")
+
+
 def test_a_broken_archive_ends_with_a_word(send: Send, tmp_path: Path) -> None:
     for name, packed in (("a.gz", gzip.compress), ("a.xz", lzma.compress), ("a.zst", zstandard.compress)):
         file = tmp_path / name

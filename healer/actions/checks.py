@@ -298,7 +298,7 @@ def empty(ctx: Context) -> Result:
 
 
 def _jobs_on(ctx: Context, jobs: Iterable[SlurmJob]) -> Again:
-    text = say("actions.waits_jobs_on", jobs=", ".join(job.id for job in jobs), node=ctx.node)
+    text = say("actions.waits_jobs_on", jobs=", ".join(job.title for job in jobs), node=ctx.node)
     return Again(text, LOOK_AGAIN_S)
 
 

@@ -276,7 +276,7 @@ RUN_ON_S = 5.0
 
 
 def _names(jobs: list[SlurmJob]) -> str:
-    return ", ".join(sorted(job.id for job in jobs))
+    return ", ".join(sorted(job.title for job in jobs))
 
 
 def _probe_down(ctx: Context) -> Result | None:
@@ -324,9 +324,12 @@ def jobs_left(ctx: Context) -> Result:
         if (ctx.tools.now() - ctx.began_at).total_seconds() < float(ctx.step.input.get("run_on_s", 0)):
             return Again(say("actions.jobs_left_running", jobs=names, node=node.name), RUN_ON_S)
         return Done(say("actions.jobs_left_not_stuck", jobs=names, node=node.name), {"passed": True})
-    lives = {job.id: job.restarts for job in sorted(jobs, key=lambda job: job.id)}
+    stuck = sorted(jobs, key=lambda job: job.id)
+    lives = {job.id: job.restarts for job in stuck}
     since = _completing_since(ctx, lives)
-    named = joined((say("actions.jobs_left_life", job=job, restarts=n) for job, n in lives.items()), "comma")
+    named = joined(
+        (say("actions.jobs_left_life", job=job.title, restarts=job.restarts) for job in stuck), "comma"
+    )
     if ctx.tools.now() - since < STUCK_FOR:
         text = say("actions.jobs_left_completing", node=node.name, jobs=named)
         return Again(text, LOOK_AGAIN_S, data={"completing": lives})

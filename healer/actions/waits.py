@@ -56,8 +56,8 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
         return Again(joined(waits[:5], "semicolon"), LOOK_AGAIN_S)
     if not alive:
         return _no_job_on(node)
-    names = [job.id for job in alive]
-    return Done(say("actions.waits_saved", jobs=", ".join(names)), {"moment_s": MOMENT_S, "jobs_then": names})
+    text = say("actions.waits_saved", jobs=", ".join(job.title for job in alive))
+    return Done(text, {"moment_s": MOMENT_S, "jobs_then": [job.id for job in alive]})
 
 
 def _alive(jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
@@ -93,17 +93,17 @@ def job_end(ctx: Context) -> Result:
 
 
 def _job_end_of(alive: Sequence[SlurmJob]) -> Again:
-    names = ", ".join(job.id for job in alive[:5])
+    names = ", ".join(job.title for job in alive[:5])
     return Again(say("actions.waits_job_end", jobs=names), LOOK_AGAIN_S)
 
 
 def _not_yet(ctx: Context, job: SlurmJob) -> Said | None:
     """What this job must do first; None if its work is safe."""
     if not (job.batch and job.requeue and restart_consent(job, ctx.tools.guards.consent)):
-        return say("actions.waits_no_consent", job=job.id)
+        return say("actions.waits_no_consent", job=job.title)
     if wish_of(job).signal:
         return None  # it saves its work on a signal
-    return None if is_saved(ctx, job) else say("actions.next_checkpoint", job=job.id)
+    return None if is_saved(ctx, job) else say("actions.next_checkpoint", job=job.title)
 
 
 def is_saved(ctx: Context, job: SlurmJob) -> bool:
@@ -139,7 +139,7 @@ def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:
     kept = (job.start_at, saved_at(ctx, job))
     if any(at is not None and ctx.tools.now() - at <= lasts for at in kept):
         return None
-    return Again(say("actions.next_checkpoint", job=job.id), LOOK_AGAIN_S)
+    return Again(say("actions.next_checkpoint", job=job.title), LOOK_AGAIN_S)
 
 
 def repair(ctx: Context) -> Result:
@@ -162,7 +162,7 @@ def approval(ctx: Context) -> Result:
         "actions.waits_playbook_on", playbook=ctx.run.playbook, where=ctx.run.node or ctx.run.job
     )
     read = tried(lambda: read_node_and_jobs(ctx, LOOK_AGAIN_S)) if ctx.run.node else None
-    jobs = [job.id for job in read[1]] if read is not None else []
+    jobs = [job.title for job in read[1]] if read is not None else []
     text = say("actions.waits_approval", what=what)
     if jobs:
         named = ", ".join([*jobs[:5], "…"] if len(jobs) > 5 else jobs)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from healer.actions import WAITS, Again, Done, Failed, test_job
+from healer.actions import CHECKS, WAITS, Action, Again, Done, Failed, test_job
 from healer.model import LogEntry, Reservation, SlurmSnapshot, StepEvent, Submission
 from healer.model.slurm import reservation_name
 from healer.sim.sim_slurm import USER
@@ -31,6 +31,36 @@ def test_slurm_is_not_asked_while_the_picture_shows_a_job_there(wait: str) -> No
     answer = desk.act(WAITS[wait])
     assert answer == before
     assert isinstance(answer, Again) and job in answer.text
+
+
+def array_of_two() -> tuple[Desk, list[str]]:
+    """A drained node with both tasks of an array; their titles."""
+    desk = Desk(run=msgspec.structs.replace(RUN, by="ann"))
+    desk.slurm.add_job(required=[NODE], array=2, gpus=1)
+    desk.slurm.drain(NODE, REASON)
+    tasks = desk.slurm.jobs_on(NODE)
+    assert sorted(task.array_task or 0 for task in tasks) == [0, 1]
+    return desk, [task.title for task in tasks]
+
+
+#: Steps that name the jobs on their node.
+NAMING = [*(WAITS[wait] for wait in (*FOR_JOBS, "approval")), CHECKS["jobs_left"]]
+
+
+@pytest.mark.parametrize("action", NAMING)
+def test_the_tasks_of_an_array_are_named_as_their_owner_knows_them(action: Action) -> None:
+    """Slurm numbers the tasks apart: `5` says nothing to the owner of array 4."""
+    desk, titles = array_of_two()
+    assert all(title in desk.act(action).text for title in titles)
+
+
+def test_stuck_tasks_of_an_array_are_named_as_their_owner_knows_them() -> None:
+    desk, titles = array_of_two()
+    desk.slurm.stick(NODE)
+    for task in desk.slurm.jobs_on(NODE):
+        desk.slurm.complete(task.id)
+    shown = desk.act(CHECKS["jobs_left"])
+    assert isinstance(shown, Again) and all(title in shown.text for title in titles), shown.text
 
 
 @pytest.mark.parametrize("wait", FOR_JOBS)

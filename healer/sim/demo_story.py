@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model import SlurmJob, SlurmSnapshot
 from healer.model.shown import shown
 from healer.model.slurm import is_ours
 from healer.ports.node_exec import NodeError
@@ -134,6 +134,7 @@ class Site(Protocol):
     """What the story needs of a Slurm."""
 
     def submit(self, name: str, nodes: int, gpus: int) -> None: ...
+    def cancel(self, job: str) -> None: ...
     def snapshot(self) -> SlurmSnapshot: ...
     def person_drain(self, node: str, reason: str) -> None: ...
 
@@ -148,6 +149,9 @@ class RealSite:
         command = f"sbatch --parsable --requeue -J {name} -N{nodes} --gres=gpu:{gpus} -o /dev/null"
         _run([*shlex.split(command), f"--comment={COMMENT}", "--wrap", "sleep 86400"])
 
+    def cancel(self, job: str) -> None:
+        _run(["scancel", job])
+
     def person_drain(self, node: str, reason: str) -> None:
         _run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"])
 
@@ -160,6 +164,9 @@ class SimSite:
 
     def submit(self, name: str, nodes: int, gpus: int) -> None:
         self._client.add_job(name=name, nodes=nodes, gpus=gpus, comment=COMMENT)
+
+    def cancel(self, job: str) -> None:
+        self._client.cancel(job)
 
     def snapshot(self) -> SlurmSnapshot:
         return self._client.snapshot()
@@ -180,8 +187,9 @@ REPAIR_S = 15.0
 PACE_S = 60.0
 #: Seconds in which healer tests a drained slow node before the technician starts.
 TESTS_S = 25.0
-#: A slow node waits for its job's checkpoint: the technician waits this long.
-PATIENCE_S = 900.0
+#: Seconds that a job may stay on a drained node until its owner restarts it: healer restarts it twice a day
+#: at most, and leaves those that the fault did not hit. Nothing else would ever empty the node.
+OWNER_S = 30.0
 #: Steps of two seconds and a checkpoint each minute: real jobs are slower, and so would be the demo.
 PACE = Pace(compute_s=1.7, collective_s=0.25, checkpoint_every=25, checkpoint_s=3.0)
 
@@ -202,6 +210,17 @@ FAULTS = {
     "double_bit": WAYS["double-bit"],
     "gsp_timeout": WAYS["gsp-timeout"],
 }
+
+
+def restart_left(site: Site, node: str) -> list[SlurmJob]:
+    """Their owners cancel the demo's jobs that run on this node and submit them again. Returns the jobs."""
+    shapes = {name: (nodes, gpus) for name, nodes, gpus in _JOBS}
+    jobs = site.snapshot().jobs.values()
+    left = [job for job in jobs if node in job.nodes and job.state == "RUNNING" and job.name in shapes]
+    for job in left:
+        site.cancel(job.id)
+        site.submit(job.name, *shapes[job.name])
+    return left
 
 
 class Injector:
@@ -319,8 +338,7 @@ class Injector:
     def _repair(self, node: str, done: str, after_s: float) -> None:
         """The technician waits until healer has drained and tested the node, repairs and boots it, and
         reports it."""
-        if not self._until(node, lambda shown: shown.drain and is_ours(shown.reason) and not shown.busy):
-            return
+        self._until_empty(node)
         time.sleep(after_s)
         self._nodes.mend(node)
         self._senders.boot(node)
@@ -329,13 +347,20 @@ class Injector:
         self._say(say("simulation.demo_returned", node=node, done=done, status=answer.status_code))
         self._broken.discard(node)
 
-    def _until(self, node: str, met: Callable[[SlurmNode], bool]) -> bool:
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
+    def _until_empty(self, node: str) -> None:
+        """healer may hold the drain for long: for a checkpoint, or a cap."""
+        drained_at: float | None = None
+        while True:
             time.sleep(1)
-            if met(self._site.snapshot().nodes[node]):
-                return True
-        return False
+            seen = self._site.snapshot().nodes[node]
+            if not (seen.drain and is_ours(seen.reason)):
+                drained_at = None
+            elif not seen.busy:
+                return
+            elif time.monotonic() - (drained_at := drained_at or time.monotonic()) > OWNER_S:
+                drained_at = None
+                for job in restart_left(self._site, node):
+                    self._say(say("simulation.demo_owner", job=job.id, name=job.name, node=node))
 
     def _until_restarted(self, node: str) -> None:
         """Ends the fault in the sensors as soon as the service is restarted."""

@@ -5,6 +5,7 @@ To a person's browser, outside of the API, it is a page, where the application h
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -31,7 +32,7 @@ from healer.ports.request_errors import (
     Unstorable,
 )
 from healer.signals.wire import BadBody
-from healer.text import Said, quoted, said_by, say, to_text
+from healer.text import Said, joined, quoted, said_by, say, to_text
 
 log = logging.getLogger("healer.api")
 MEDIA_TYPE = "application/problem+json"
@@ -165,11 +166,43 @@ def _invalid(error: RequestValidationError) -> Problem:
                 errors=[{"field": "body", "detail": say("signals.line_not_json")}],
             )
         place = [str(part) for part in found.get("loc", ())]
+        if place[:1] == ["query"]:
+            place = place[:2]  # `state.0` is no parameter
         field = ".".join(place[1:] if len(place) > 1 and place[0] in {"body", "query", "path"} else place)
         field = field.encode("utf-8", "replace").decode()[:200]
-        errors.append({"field": field, "detail": str(found.get("msg", say("api.not_valid")))})
+        errors.append({"field": field, "detail": _wanted(found)})
     first = errors[0] if errors else {"field": "request", "detail": say("api.not_valid")}
     return Problem(422, say("api.field", field=first["field"], text=first["detail"]), errors=errors)
+
+
+#: What pydantic expected, by the beginning of its error's type, with its bound where there is one.
+_WANTED = {
+    "missing": ("required", ""),
+    "extra_forbidden": ("not_known", ""),
+    "greater_than_equal": ("at_least", "ge"),
+    "less_than_equal": ("at_most", "le"),
+    "string_too_short": ("longer", "min_length"),
+    "string_too_long": ("shorter", "max_length"),
+    "string_type": ("text", ""),
+    "int_": ("whole", ""),
+    "float_": ("number", ""),
+    "bool_": ("bool", ""),
+    "date": ("time", ""),
+    "list_type": ("list", ""),
+    "dict_type": ("object", ""),
+    "model_": ("object", ""),
+}
+
+
+def _wanted(found: Mapping[str, Any]) -> Said | str:
+    """What is wrong with a value, in our words where they are among `_WANTED`, else in pydantic's."""
+    kind, context = str(found.get("type", "")), found.get("ctx", {})
+    if kind in ("enum", "literal_error"):
+        return say("api.wants_one_of", known=joined(re.findall(r"'([^']*)'", context["expected"]), "or"))
+    for begin, (word, bound) in _WANTED.items():
+        if kind.startswith(begin):
+            return say(f"api.wants_{word}", **({"bound": context[bound]} if bound else {}))
+    return str(found.get("msg", say("api.not_valid")))
 
 
 def _bad_body(error: BadBody) -> Problem:

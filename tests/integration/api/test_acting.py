@@ -418,3 +418,44 @@ def test_mode_set_at_runtime_overrides_the_file(served: Served) -> None:
         ).status_code
         == 404
     )
+
+
+@pytest.mark.parametrize(
+    ("query", "en", "zh"),
+    [
+        ("incidents?limit=0", "limit: must be at least 1", "limit：不得小于 1"),
+        ("incidents?limit=501", "limit: must be at most 500", "limit：不得大于 500"),
+        ("incidents?limit=some", "limit: must be a whole number", "limit：必须是整数"),
+        ("incidents?severity=P9", "severity: must be P0, P1, P2 or P3", "severity：必须是 P0，P1，P2 或 P3"),
+        (
+            "stats?since=yesterday",
+            "since: must be a time such as 2026-11-01T00:00:00Z",
+            "since：必须是时间，例如 2026-11-01T00:00:00Z",
+        ),
+    ],
+)
+def test_a_wrong_value_is_explained_in_the_callers_language(
+    served: Served, query: str, en: str, zh: str
+) -> None:
+    api, client = served
+    headers = api.headers("viewer")
+    for language, text in (("en", en), ("zh", zh)):
+        answer = client.get(f"/api/v1/{query}", headers=headers | {"Accept-Language": language})
+        assert (answer.status_code, answer.json()["detail"]) == (422, text)
+
+
+@pytest.mark.parametrize(
+    ("body", "en"),
+    [
+        ({"reason": "x", "unti": "2099-01-01T00:00:00Z"}, "unti: there is no such field"),
+        ({}, "reason: is required"),
+        ({"reason": 7}, "reason: must be a text"),
+        ([], "body: must be a JSON object"),
+    ],
+)
+def test_a_wrong_body_is_explained_without_the_words_of_a_library(
+    served: Served, body: object, en: str
+) -> None:
+    api, client = served
+    answer = client.post("/api/v1/pauses", json=body, headers=api.headers("operator", name="ann"))
+    assert (answer.status_code, answer.json()["detail"]) == (422, en)

@@ -71,7 +71,7 @@ def _facts(period: Period) -> list[tuple[str, str, str]]:
                 [rests, say("console.reports_upper_bound_without_checkpoint", at_most=at_most)], "nothing"
             )
     if stats.jobs_unknown:
-        unknown = words.counted(stats.jobs_unknown, "more_job")
+        unknown = words.counted(stats.jobs_unknown, "job" if stats.gpu_hours_lost is None else "more_job")
         rests = joined([rests, say("console.reports_unknown_for", counted=unknown)], "nothing")
     rows.append((say("console.reports_gpu_hours_lost"), lost, rests))
     rows.append(_saved(stats.saved))

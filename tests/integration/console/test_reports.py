@@ -78,6 +78,9 @@ def test_losses_say_what_they_rest_on() -> None:
         "is known; unknown for 1 more job",
     )
     assert facts["Relapses"][0] == "33%"
+    stats = msgspec.structs.replace(stats, gpu_hours_lost=None)
+    found = reports_view.reports(msgspec.structs.replace(period, stats=stats)).facts
+    assert ("GPU-hours lost", "unknown", "no affected job reported its loss; unknown for 1 job") in found
 
 
 def test_groups_show_median_and_p90_and_clocks_that_differ_make_no_time_negative() -> None:

@@ -162,6 +162,17 @@ def test_every_field_of_rules_and_catalogues_is_explained(kind: type[msgspec.Str
 
 
 @pytest.mark.parametrize(
+    ("kind", "heading"), [(Rule, "## Policies: "), (DetectionRule, "## Detection rules: ")]
+)
+def test_the_fields_without_which_a_rule_is_refused_are_named(
+    kind: type[msgspec.Struct], heading: str
+) -> None:
+    section = (DOCS / "rules.md").read_text(encoding="utf-8").partition(heading)[2]
+    needed = re.findall(r"`(\w+)`", section.partition("Each needs ")[2].partition(".")[0])
+    assert needed == [field.name for field in msgspec.structs.fields(kind) if field.required]
+
+
+@pytest.mark.parametrize(
     ("kind", "document"),
     [
         (Signal, "metrics.md"),

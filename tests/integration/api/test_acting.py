@@ -449,7 +449,7 @@ def test_a_wrong_value_is_explained_in_the_callers_language(
     [
         ({"reason": "x", "unti": "2099-01-01T00:00:00Z"}, "unti: there is no such field"),
         ({}, "reason: is required"),
-        ({"reason": 7}, "reason: must be a text"),
+        ({"reason": 7}, "reason: must be a string"),
         ([], "body: must be a JSON object"),
     ],
 )

@@ -72,7 +72,7 @@ from healer.model.run import run_id
 from healer.telling.news import approval_page, opened_ticket, p0_page
 from healer.text import Said, say
 
-#: A P0 that lasts this long pages a person, unless the breaker's own page already did.
+#: A P0 that lasts this long pages a person.
 PAGE_AFTER = timedelta(seconds=10)
 
 
@@ -211,7 +211,8 @@ def _set_urgency(walk: Walk, before: Incident, incident: Incident, decision: Dec
     """Sets the incident's urgency from the decision. None: its run continues. `before`: the incident as it
     was before the decision.
 
-    A P0 that lasts pages a person, unless the storm's own page already did.
+    A P0 that lasts pages a person, whatever holds it. What the breaker holds of a storm has the storm's page:
+    it becomes part of the wave before it has lasted.
     """
     severity = severity_of(before, decision, walk.gate)
     bad = decision is not None and is_known_bad_in_service(before, decision, walk.gate)
@@ -222,8 +223,7 @@ def _set_urgency(walk: Walk, before: Incident, incident: Incident, decision: Dec
         severity=severity,
         p0_since=(before.p0_since or walk.now) if severity is Severity.P0 else None,
     )
-    lasts = incident.p0_since is not None and walk.now - incident.p0_since >= PAGE_AFTER
-    if lasts and walk.gate.breaker.state is not BreakerState.open:
+    if incident.p0_since is not None and walk.now - incident.p0_since >= PAGE_AFTER:
         walk.tx.queue_message(p0_page(incident, decision.why if decision else say("engine.works_on_it")))
     if incident != before:
         walk.work.put(msgspec.structs.replace(incident, updated=walk.now))

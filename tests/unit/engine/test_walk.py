@@ -424,6 +424,19 @@ def test_a_storm_opens_the_breaker_with_one_page_and_nothing_more_goes() -> None
     assert site.audited("breaker.opened") == 1
 
 
+def test_a_dead_gpu_outside_the_storm_pages_though_the_open_breaker_holds_it() -> None:
+    """Law 3: an open breaker still pages. The storm's page was hours ago, and named other nodes."""
+    site = Site(20)
+    site.walk(*[seen for number in range(1, 4) for seen in site.say(number, LOST)])
+    site.run_for(60)
+    site.clock.advance(7200)
+    site.run_for(60, *site.say(9, FATAL))
+    (alone,) = [one for one in site.open_incidents if one.rule != "wave"]
+    assert (alone.root.node, alone.held_by, alone.severity) == (name(9), Guard.breaker, Severity.P0)
+    storm, page = site.pages
+    assert storm.id.startswith("breaker:") and page.incident == alone.id
+
+
 def test_faults_during_maintenance_are_no_storm_when_it_ends() -> None:
     site = Site(60)
     under_work = tuple(name(number) for number in range(1, 6))

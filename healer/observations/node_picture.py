@@ -62,6 +62,8 @@ class NodePicture:
     boot_relay: str = ""
     booted_relay: str = ""
     cleared_at: datetime | None = None
+    #: Slurm last showed it as drained by a person, who has resumed it since.
+    resumed_after: datetime | None = None
     booted_at: datetime | None = None
     beats: deque[datetime] = field(default_factory=lambda: deque(maxlen=9))
     #: The node itself sends heartbeats: a relay's are no sign of its life.
@@ -164,16 +166,17 @@ class NodePicture:
         return last if now - max(last, listening_since or last) > self._missed_after() else None
 
     def is_history(self, seen: Observation) -> bool:
-        """Whether a line is about the past: an earlier boot, or before a repair.
+        """Whether a line is about the past: an earlier boot, or before a repair or a person's resume.
 
         The repair was recorded by our clock and the line by its host's, which may be wrong by hours. The
         line's time is corrected first, because a new fault must be acted on. A line that arrived before the
         repair is history too.
         """
-        if (
-            self.cleared_at is not None
-            and min(seen.event_at + self._late(), seen.arrived_at) <= self.cleared_at
-        ):
+        if self._is_until(self.cleared_at, seen, LATENESS_MAX):
+            return True
+        # No test has proven the node, as before healer's own return: a clock that may be hours behind makes
+        # no new fault an old one.
+        if self._is_until(self.resumed_after, seen, timedelta.max):
             return True
         if seen.boot_id is None:
             # Heartbeats show the offset of the host's clock: the line's age is by our clock.
@@ -223,14 +226,17 @@ class NodePicture:
         late = min(self.beats_late) if self.knows_clock else timedelta(0)
         return min(event_at + late, arrived_at)
 
-    def _late(self) -> timedelta:
+    def _is_until(self, end: datetime | None, seen: Observation, most: timedelta) -> bool:
+        return end is not None and min(seen.event_at + self._late(most), seen.arrived_at) <= end
+
+    def _late(self, most: timedelta) -> timedelta:
         """How far the host's clock is behind ours: the least lateness, because anything more is delay.
 
         Heartbeats come by themselves and so measure best. Lines may all be old ones that were sent again:
-        they count up to a limit, so that a young line triggers action if nothing else shows the clock."""
+        they count up to `most`, so that a young line triggers action if nothing else shows the clock."""
         if self.beats_late:
             return min(self.beats_late)
-        return min(self.line_late or timedelta(0), LATENESS_MAX)
+        return min(self.line_late or timedelta(0), most)
 
     def heard_boot(self, boot_id: str, at: datetime, heard_at: datetime, relay: str = "") -> None:
         """`at` by the host's clock, `heard_at` by ours. A relay never replaces a boot that the node itself or

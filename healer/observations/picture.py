@@ -32,7 +32,7 @@ from healer.model import (
     Topology,
     merged_facts,
 )
-from healer.model.slurm import BOOT_MOVES, is_in_maintenance, with_unchanged
+from healer.model.slurm import BOOT_MOVES, OwnerKind, is_in_maintenance, with_unchanged
 from healer.observations.alerts import Alerts
 from healer.observations.fault_history import History
 from healer.observations.node_picture import (
@@ -319,6 +319,9 @@ class Picture:
             self.facts_changed.add(self.node(node.name).name)
         if old.is_expected_away and not node.is_expected_away:
             self.changes.back_from_plan[node.name] = at
+        drained_by = old.owner if old.drain and not node.drain else None
+        if last is not None and drained_by is not None and drained_by.kind is OwnerKind.person:
+            self.node(node.name).resumed_after = last.taken_at
         if old.driver and node.driver and node.driver != old.driver:
             self.new_versions.setdefault(node.name, {})["driver"] = node.driver, at
             self.node(node.name).facts_at = at

@@ -78,6 +78,40 @@ def test_reports_before_a_repair_are_history_regardless_of_boot() -> None:
     assert len(heard(shown, line(at=later(5), event_at=later(1), boot_id=NEW))) == 1
 
 
+@pytest.mark.parametrize(
+    ("reason", "live"),
+    [
+        ("alice: GPU 3 reset", False),
+        ("", False),
+        ("healer:gpu-fatal inc:0a1b2c3d GSP time-out", True),  # its return says when its tests began
+        ("Kill task failed", True),
+    ],
+)
+def test_reports_before_a_person_resumed_the_node_are_history(reason: str, live: bool) -> None:
+    shown = picture()
+    heard(shown, beat(NODE, later(-600), boot_id=NEW, event_at=later(-600.1)))
+    drained = SlurmNode(name=NODE, state=("IDLE", "DRAIN"), reason=reason)
+    show(shown, drained, at=later(-300))
+    show(shown, drained, at=later(-10))
+    show(shown, SlurmNode(name=NODE, state=("IDLE",)), at=START)
+    assert bool(heard(shown, line(at=later(60), event_at=later(-400), boot_id=NEW))) is live
+    assert bool(heard(shown, line(at=later(60), event_at=later(-20), boot_id=NEW))) is live
+    # It may be from after the resume: Slurm did not show the node since.
+    assert heard(shown, line(at=later(60), event_at=later(-5), boot_id=NEW))
+
+
+@pytest.mark.parametrize(("shown_s", "live"), [(None, True), (-3600, True), (-0.1, False)])
+def test_a_resume_hides_no_new_fault_of_a_node_whose_clock_may_be_behind(
+    shown_s: float | None, live: bool
+) -> None:
+    shown = picture()
+    if shown_s is not None:
+        heard(shown, line(at=later(-900), event_at=later(-900 + shown_s), boot_id=NEW))
+    show(shown, SlurmNode(name=NODE, state=("IDLE", "DRAIN"), reason="alice: BIOS"), at=later(-10))
+    show(shown, SlurmNode(name=NODE, state=("IDLE",)), at=START)
+    assert bool(heard(shown, line(at=later(60), event_at=later(60 - 3600), boot_id=NEW))) is live
+
+
 def test_an_older_clearing_takes_nothing_back() -> None:
     shown = picture()
     shown.clear(NODE, START)

@@ -104,6 +104,9 @@ class Client:
         try:
             return self._http.request(method, PREFIX + path, **more)
         except httpx.HTTPError as error:
+            if (untrusted := _untrusted(error)) is not None:
+                why = quoted(untrusted.verify_message)
+                raise ClientError(say("commands.api_untrusted", url=self.url, why=why)) from error
             raise ClientError(say("commands.api_away", url=self.url, why=str(error))) from error
 
     def _named(self, found: dict[str, Any]) -> "_Named":
@@ -135,6 +138,13 @@ class _Named(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise ClientError(say("commands.api_lacks", url=self.url, name=quoted(repr(name))))
+
+
+def _untrusted(error: BaseException | None) -> "ssl.SSLCertVerificationError | None":
+    """Why the server's certificate was refused, where that is what a failed request comes from."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def given(query: Mapping[str, Any]) -> dict[str, Any]:

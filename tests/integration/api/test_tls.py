@@ -12,6 +12,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from healer.commands.remote import Client, ClientError
 from tests.support.api import XID_79
 from tests.support.api_process import ApiProcess, api_process
 from tests.support.openssl import Authority, Pair
@@ -74,6 +75,22 @@ def test_all_answers_come_by_tls_and_say_so(secure: Secure) -> None:
         ssl.create_default_context().wrap_socket(
             socket.create_connection(("127.0.0.1", secure.api.port), 20), server_hostname="healer.example"
         )
+
+
+def test_a_command_that_does_not_know_the_authority_names_the_setting_for_it(secure: Secure) -> None:
+    url = f"https://127.0.0.1:{secure.api.port}"
+    known = {"HEALER_URL": url, "HEALER_TOKEN": "heal_x"}
+    with Client(known) as stranger, pytest.raises(ClientError) as refused:
+        stranger.get("/nodes")
+    assert str(refused.value) == (
+        f"the certificate of {url} is not trusted here: unable to get local issuer certificate; HEALER_CA_FILE"
+        " names the file of the site's own authority"
+    )
+    with (
+        Client(known | {"HEALER_CA_FILE": str(secure.authority.cert)}) as friend,
+        pytest.raises(ClientError, match="is not valid"),
+    ):
+        friend.get("/nodes")
 
 
 def test_new_files_are_served_and_open_connections_go_on(secure: Secure) -> None:

@@ -1,13 +1,13 @@
 """One incident and one run as lines of text, in sentences by key."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import msgspec
 
 from healer.model import IncidentVerdict, JobHit
-from healer.text import from_stored, joined, quoted, say
+from healer.text import Said, from_stored, joined, quoted, say
 
 #: Nodes of a verdict that are named.
 _NODES = 8
@@ -116,7 +116,7 @@ def _actions(found: dict[str, Any]) -> list[str]:
     """Its runs with their states; if there is none, why nothing is done."""
     rows: list[str] = []
     for run in found["runs"]:
-        target, state = run.get("node") or run.get("job"), quoted(run["state"])
+        target, state = run.get("node") or run.get("job"), state_of(run)
         line = say("commands.run_on", playbook=run["playbook"], target=target, state=state)
         question = run.get("question")
         rows.append(say("commands.run_asks", run=line, question=question) if question else line)
@@ -129,7 +129,13 @@ def timeline_title() -> str:
     return say("commands.timeline")
 
 
+def state_of(run: Mapping[str, Any]) -> Said:
+    """A run that is done in shadow mode has done nothing."""
+    state = quoted(run["state"])
+    return say("console.runs_shadow", word=state) if run.get("shadow") else state
+
+
 def run_state(answer: dict[str, Any]) -> str:
-    line = say("commands.run", id=answer["id"], state=quoted(answer["state"]))
+    line = say("commands.run", id=answer["id"], state=state_of(answer))
     question = answer.get("question")
     return say("commands.run_asks", run=line, question=question) if question else line

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from healer.commands import Misused, print_line
-from healer.commands.phrases import run_state
+from healer.commands.phrases import run_state, state_of
 from healer.commands.remote import (
     AS_JSON,
     CLUSTER,
@@ -67,7 +67,7 @@ _RUNS: dict[str, Column] = {
     "RUN": "id",
     "PLAYBOOK": "playbook",
     "ON": lambda run: run["node"] or run["job"],
-    "STATE": "state",
+    "STATE": state_of,
     "BY": "by",
     "CREATED (UTC)": second_of("created_at"),
 }
@@ -85,7 +85,7 @@ _PAUSES: dict[str, Column] = {
 
 def _show(found: dict[str, Any]) -> None:
     target = found["node"] or found["job"]
-    print_line(say("commands.run_on", playbook=found["title"], target=target, state=quoted(found["state"])))
+    print_line(say("commands.run_on", playbook=found["title"], target=target, state=state_of(found)))
     print_line(say("commands.requested_by", who=found["by"], reason=found["reason"]))
     if found["question"]:
         print_line(say("commands.question", text=found["question"]))
@@ -100,8 +100,9 @@ def _show(found: dict[str, Any]) -> None:
 
 def _state(step: dict[str, Any], run: dict[str, Any]) -> str:
     """A run that was rolled back or cancelled leaves steps behind: nothing waits in them any more."""
-    left = step["ended_at"] is None and run["state"] in ENDED_RUN_STATES
-    return say("commands.step_left") if left else step["state"]
+    if step["ended_at"] is not None or run["state"] not in ENDED_RUN_STATES:
+        return step["state"]
+    return say("commands.step_left") if step["attempt"] else say("commands.step_not_run")
 
 
 def run(

@@ -83,8 +83,8 @@ def test_a_command_that_does_not_know_the_authority_names_the_setting_for_it(sec
     with Client(known) as stranger, pytest.raises(ClientError) as refused:
         stranger.get("/nodes")
     assert str(refused.value) == (
-        f"the certificate of {url} is not trusted here: unable to get local issuer certificate; HEALER_CA_FILE"
-        " names the file of the site's own authority"
+        f"the certificate of {url} is not trusted here: unable to get local issuer certificate; "
+        "HEALER_CA_FILE names the file of the site's own authority"
     )
     with (
         Client(known | {"HEALER_CA_FILE": str(secure.authority.cert)}) as friend,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -158,8 +159,16 @@ def test_no_step_of_a_run_that_is_undone_still_waits(
         row = {"run": "r1", "at": entry.at, "step": entry.step, "event": entry.event}
         conn.execute(tables.run_log.insert().values(**row, doc=to_stored(entry)))
     rows = healer("runs", "r1").stdout.splitlines()[3:]
-    assert [row.split("  ")[0] for row in rows] == ["drain", "repair"]
-    assert all("  not finished  " in row for row in rows)
+    assert [re.split("  +", row)[:2] for row in rows] == [["drain", "not run"], ["repair", "not finished"]]
+
+
+def test_a_run_in_shadow_is_not_shown_as_if_it_had_acted(
+    healer: Healer, served: tuple[Api, httpx.Client]
+) -> None:
+    waits(served, "drain", RunState.done, shadow=True)
+    assert "  done (shadow)  " in healer("runs").stdout
+    assert healer("runs", "r1").stdout.startswith("Drain a node on gpu0001: done (shadow)\n")
+    assert json.loads(healer("runs", "--json").stdout)[0]["state"] == "done"
 
 
 def test_a_run_that_waits_is_approved(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
@@ -203,7 +212,11 @@ def test_a_run_that_was_held_or_refused_says_why(
 
 
 def waits(
-    served: tuple[Api, httpx.Client], playbook: str, state: RunState = RunState.waiting_approval
+    served: tuple[Api, httpx.Client],
+    playbook: str,
+    state: RunState = RunState.waiting_approval,
+    *,
+    shadow: bool = False,
 ) -> None:
     """A run r1 of healer's own on gpu0001, which waits for an approval."""
     run = Run(
@@ -216,6 +229,7 @@ def waits(
         created_at=datetime.now(UTC),
         node="gpu0001",
         rule="gpu-lost",
+        shadow=shadow,
     )
     api, _ = served
     with api.engine.begin() as conn:

@@ -61,7 +61,7 @@ def use(
 
 def _secret(file: Path | None) -> str:
     if file is None:
-        return typer.prompt(local(say("commands.glass_secret")), hide_input=True)
+        return typer.prompt(local(say("commands.glass_secret")), hide_input=True, err=True)
     if str(file) == "-":
         return sys.stdin.readline().strip()
     with reading(f"--secret-file {file}"):

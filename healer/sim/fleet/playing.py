@@ -232,7 +232,7 @@ class Reviews:
 
     def _judge(self, rule: str) -> Callable[[], None]:
         def false_alarm() -> None:
-            self.did["false alarms reported"] += 1
+            self.did["false alarms told"] += 1
             self._judged.setdefault(rule, []).append(False)
             earn = self.healer.rules.guards.earn
             wrong = len(self._judged[rule][-earn.incidents :])

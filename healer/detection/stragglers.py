@@ -106,6 +106,8 @@ class Watch:
     #: How a slowness shared by all was described, while it lasts.
     shared: Together | None = None
     first: int | None = None
+    #: Nodes taken for a stage of a pipeline that the job does not report.
+    staged: set[str] = field(default_factory=set)
 
     def begin(self, slurm: SlurmSnapshot | None, now: datetime) -> list[int]:
         """Looks up where its ranks run now; returns the steps to process."""
@@ -133,6 +135,7 @@ class Watch:
             return
         index = self.places.nodes.index(node)
         self.gathered = Gathered()
+        self.staged.discard(node)
         self.ranks.forget(np.flatnonzero(self.places.node == index))
         self.nodes.forget(np.array([index]))
 
@@ -148,21 +151,35 @@ class Watch:
         if self._many(blamed):
             return
         named = np.unique(np.concatenate([node[slow & (node >= 0)], by_node]))
-        of_stage = self._unreported_stages()
+        alike = self._equally_slow(node)
         for index in named.tolist():
             members = np.flatnonzero(node == index)
-            if not (of_stage[index] and self._always(members, index)):
+            name, always = places.nodes[index], self._always(members, index)
+            if always and index in alike:
+                self.staged.add(name)  # kept: another node may come between this class and the others
+            if not (always and name in self.staged):
                 yield self._claim(index, members, places)
 
-    def _unreported_stages(self) -> NDArray[np.bool_]:
-        """(nodes,) those above the largest class of nodes, in a class of their own."""
+    def _equally_slow(self, node: NDArray[np.intp]) -> set[int]:
+        """Nodes above the largest class of nodes, in a class of their own; `node`: of each rank. The mean
+        shows how far they are from the others, but is cut off: only the last steps of their ranks show
+        whether they are alike."""
         level, steps = self.nodes.mean, max(1, min(self.nodes.steps, MEAN_STEPS))
         classes = classes_of(level, self.nodes.noise / np.sqrt(steps))
-        found = np.zeros(len(level), bool)
-        usual = max(classes, key=len, default=np.zeros(0, int))
-        for group in classes:
-            found[group] = len(usual) > 0 and level[group].min() > level[usual].max()
-        return found
+        usual = max(classes, key=len, default=None)
+        if usual is None:
+            return set()
+        x = self.ranks.short_median()
+        seen = np.isfinite(x) & (node >= 0)
+        count = np.bincount(node[seen], minlength=len(level))
+        now = np.bincount(node[seen], x[seen], minlength=len(level)) / np.maximum(count, 1)
+        apart = 4 * (BIAS_SCALE + self.nodes.noise)
+        return {
+            int(index)
+            for group in classes
+            if level[group].min() > level[usual].max() and np.ptp(now[group]) <= apart
+            for index in group
+        }
 
     def _always(self, members: NDArray[np.intp], node: int) -> bool:
         """Whether that node, or its slow ranks, are slow since one of the first steps."""

@@ -273,6 +273,22 @@ def test_nodes_that_become_slow_and_a_single_one_from_the_start_are_no_stage() -
     assert [one.component for one in wide().run(60, slower(slice(62, 64), 0.1))] == [on("gpu0031")]
 
 
+def test_nodes_that_are_slow_from_the_start_each_by_its_own_are_no_stage() -> None:
+    def shape(_: int, compute: np.ndarray) -> None:
+        for node, share in ((1, 0.05), (9, 0.1), (20, 0.15), (25, 0.22), (30, 0.3)):
+            compute[2 * node : 2 * node + 2] *= 1 + share
+
+    assert len({one.component.node for one in wide().run(120, shape)}) == 5
+
+
+def test_beside_an_unreported_stage_a_slow_node_is_found() -> None:
+    def shape(step: int, compute: np.ndarray) -> None:
+        compute[56:64] *= 1.1
+        compute[6:8] *= 1.1 if step > 130 else 1
+
+    assert {one.component.node for one in wide().run(300, shape)} == {"gpu0003"}
+
+
 def test_a_rank_that_is_slow_in_every_other_step_is_the_gpu_that_is_named() -> None:
     job = Job(noise=0.01)
     found = job.run(400, lambda step, compute: slower(0, 0.1)(step, compute) if step % 2 == 0 else None)

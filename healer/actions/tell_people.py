@@ -145,16 +145,22 @@ def _is_later_run(ctx: Context) -> bool:
     return ctx.incident is not None and ctx.incident.run_count > 1
 
 
-def _id(ctx: Context, what: str) -> str:
-    """The same for each attempt of this run, and another one for a later run of the incident."""
+def _is_ticketed(ctx: Context) -> bool:
+    """Whether its ticket was opened before this run: by an earlier one, or while the breaker was open."""
+    return _is_later_run(ctx) or (ctx.incident is not None and ctx.incident.ticketed)
+
+
+def _id(ctx: Context, what: str, *, again: bool) -> str:
+    """The same for each attempt of this run; `again`: another one than that of what came before the run."""
     name = f"{ctx.run.incident or ctx.run.id}:{what}"
-    return f"{name}:{ctx.run.id}" if _is_later_run(ctx) else name
+    return f"{name}:{ctx.run.id}" if again else name
 
 
 def open_ticket(ctx: Context) -> Result:
     """Opens the incident's ticket; a later run of the incident updates it."""
     title, text = _describe(ctx)
-    incident, name = _as_handled(ctx), _id(ctx, "ticket")
+    incident, is_open = _as_handled(ctx), _is_ticketed(ctx)
+    name = _id(ctx, "ticket", again=is_open)
     ctx.claim.queue(
         Ticket(
             id=name,
@@ -163,7 +169,7 @@ def open_ticket(ctx: Context) -> Result:
             incident=ctx.run.incident,
             title=title,
             text=text,
-            stage=TicketStage.updated if _is_later_run(ctx) else TicketStage.opened,
+            stage=TicketStage.updated if is_open else TicketStage.opened,
             severity=incident.severity if incident else Severity.P3,
             since=incident.opened if incident else ctx.run.created_at,
         )
@@ -176,7 +182,7 @@ def notify(ctx: Context) -> Result:
     if ctx.item is not None:
         return notify_owner(ctx)
     title, text = _describe(ctx)
-    incident, name = _as_handled(ctx), _id(ctx, ctx.step.id)
+    incident, name = _as_handled(ctx), _id(ctx, ctx.step.id, again=_is_later_run(ctx))
     severity = incident.severity if incident else Severity.P3
     ctx.claim.queue(
         Message(

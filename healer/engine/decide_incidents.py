@@ -60,6 +60,7 @@ from healer.model import (
     Guard,
     Incident,
     IncidentState,
+    Mode,
     Observation,
     Outcome,
     Remedy,
@@ -139,6 +140,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
             start_when_allowed(walk, run)
             validate_cleared(walk, run)
     fold_held(walk)
+    ticket_held(walk)
 
 
 def _any_relayed(walk: Walk) -> bool:
@@ -462,6 +464,21 @@ def fold_held(walk: Walk) -> None:
         held = [member for member in held if walk.withdraw(member, why)]
         if held:
             fold_into_wave(walk.work, wave, held)
+
+
+def ticket_held(walk: Walk) -> None:
+    """Opens the tickets of what the breaker holds: it keeps healer from nodes, and no word from people
+    (law 3)."""
+    if walk.gate.breaker.state is not BreakerState.open:
+        return
+    for incident in walk.open_incidents():
+        if incident.ticketed or incident.held_by is not Guard.breaker or Remedy.ticket not in incident.remedy:
+            continue
+        run = walk.tx.run(incident.run) if incident.run else None
+        if run is None or run.state is not RunState.held or run.mode is not Mode.auto:
+            continue
+        walk.tx.queue_message(opened_ticket(incident, walk.now))
+        walk.work.put(msgspec.structs.replace(incident, ticketed=True, updated=walk.now))
 
 
 def unfold_released(walk: Walk) -> None:

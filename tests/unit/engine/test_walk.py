@@ -11,11 +11,13 @@ from healer.decisions import COOLDOWN, reset
 from healer.engine.command import Order, reset_breaker
 from healer.engine.walk import walk
 from healer.model import (
+    Breaker,
     BreakerState,
     CommandKind,
     GateFacts,
     Guard,
     GuardSettings,
+    Incident,
     IncidentState,
     Maintenance,
     Message,
@@ -27,6 +29,8 @@ from healer.model import (
     RunState,
     Severity,
     Stage,
+    Ticket,
+    TicketStage,
 )
 from healer.model.slurm import Reservation
 from healer.observations import Picture
@@ -435,6 +439,35 @@ def test_a_dead_gpu_outside_the_storm_pages_though_the_open_breaker_holds_it() -
     assert (alone.root.node, alone.held_by, alone.severity) == (name(9), Guard.breaker, Severity.P0)
     storm, page = site.pages
     assert storm.id.startswith("breaker:") and page.incident == alone.id
+
+
+def test_what_the_open_breaker_holds_has_its_ticket_to_which_the_run_adds_later() -> None:
+    """Law 3: an open breaker still tickets."""
+    site = Site(20)
+    site.ledger.tables.breaker = Breaker(cluster=CLUSTER, state=BreakerState.open, since=site.now)
+    site.run_for(60, *site.say(9, FATAL))
+    (alone,) = site.open_incidents
+    (filed,) = _tickets(site, alone)
+    assert (filed.stage, alone.held_by) == (TicketStage.opened, Guard.breaker)
+    site.ledger.tables.breaker = Breaker(cluster=CLUSTER)
+    site.run_for(60)
+    assert site.node(9).drain
+    (run,) = site.runs
+    added = [one for one in _tickets(site, alone) if one.id == f"{filed.id}:{run.id}"]
+    assert [one.stage for one in added] == [TicketStage.updated]
+    assert [one.stage for one in _tickets(site, alone)].count(TicketStage.opened) == 1
+
+
+def test_an_open_breaker_opens_no_ticket_for_a_rule_that_only_suggests() -> None:
+    site = Site(20, mode=Mode.suggest)
+    site.ledger.tables.breaker = Breaker(cluster=CLUSTER, state=BreakerState.open, since=site.now)
+    site.run_for(60, *site.say(9, FATAL))
+    assert _tickets(site, site.incident) == []
+
+
+def _tickets(site: Site, incident: Incident) -> list[Ticket]:
+    sent = [one for _, one in site.ledger.tables.sent if isinstance(one, Ticket)]
+    return [one for one in sent if one.incident == incident.id]
 
 
 def test_faults_during_maintenance_are_no_storm_when_it_ends() -> None:

@@ -5,7 +5,7 @@ Only a record that journald itself marks as the kernel's counts; its fields are 
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,8 +28,8 @@ from healer.text import quoted, said_by, say
 
 #: What a record of the kernel has to hold; the others are only counted.
 _KERNEL = re.compile(rb'"_TRANSPORT"\s*:\s*"kernel"|imkmsg|imjournal')
-#: The first keys of one that is spread over several lines.
-_SPREAD = re.compile(rb'\s*\[?\s*\{\s*\n(?:[^\n]*\n){0,200}?\s*"(?:__REALTIME_TIMESTAMP|_TRANSPORT)"\s*:')
+#: Of one that is spread over several lines, in one of the first.
+_SPREAD = re.compile(rb'\s*"(?:__REALTIME_TIMESTAMP|_TRANSPORT)"\s*:')
 _HOST = re.compile(rb'"_HOSTNAME"\s*:\s*"([\w.:-]{1,253})"')
 _TIME = re.compile(rb'"__REALTIME_TIMESTAMP"\s*:\s*"(\d{1,40})"')
 _EXPORTED_HOST = re.compile(rb"^_HOSTNAME=([\w.:-]{1,253})$", re.MULTILINE)
@@ -229,9 +229,11 @@ def is_record(line: bytes) -> bool:
     return isinstance(item, dict) and bool({"__REALTIME_TIMESTAMP", "_TRANSPORT", "inputname"} & item.keys())
 
 
-def is_spread_record(head: bytes) -> bool:
-    """Whether a file begins with such a record over several lines."""
-    return _SPREAD.match(head) is not None
+def is_spread_record(lines: Sequence[bytes]) -> bool:
+    """Whether a file whose first lines these are, without blank ones, begins with such a record over several
+    lines."""
+    begin = lines[1:] if lines[0].strip() == b"[" else lines
+    return begin[:1] != [] and begin[0].strip() == b"{" and any(map(_SPREAD.match, begin[1:200]))
 
 
 def without_mark(line: bytes) -> bytes:

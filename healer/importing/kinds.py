@@ -146,6 +146,6 @@ def _is_of_slurmd(lines: list[bytes]) -> bool:
 
 
 def _of_json(head: bytes, lines: list[bytes]) -> Kind | None:
-    if is_record(lines[0]) or is_spread_record(head):
+    if is_record(lines[0]) or is_spread_record(lines):
         return Kind.journal_json
     return next((kind for kind, shape in _JSON if shape.search(head)), None)

@@ -722,6 +722,14 @@ def test_records_of_the_journal_in_every_form_of_json(tmp_path: Path, form: str)
     assert list(done.heard) == ["gpu0001"]
 
 
+@pytest.mark.parametrize("begin", ["{", "[\n{", "[\n  {"])
+def test_a_head_of_blank_lines_is_looked_at_once(begin: str) -> None:
+    """Looked at once for each pair of its line ends, it took half an hour."""
+    head = begin.encode() + b"\n" * 200
+    assert recognised(head + b"\n" * (64 << 10)) is None
+    assert recognised(head + b'"_TRANSPORT" : "kernel"\n}\n') is Kind.journal_json
+
+
 def test_a_record_of_the_journal_without_end_costs_itself(tmp_path: Path) -> None:
     text = json.dumps({"_TRANSPORT": "kernel", "MESSAGE": XID, "_HOSTNAME": "gpu0001",
                        "__REALTIME_TIMESTAMP": "1795640193000000"}, indent="\t")  # fmt: skip

@@ -514,7 +514,7 @@ class _Reading:
                 self.rejects.add(self.index, why)
                 self.index += 1
             return
-        factor, offset = change
+        as_sent = change == Conversion()
         # Lengths first: no two series have the same bytes.
         head = b"%d:%d:" % (resource, len(name)) + name.encode("utf-8", "surrogatepass")
         find, refused = self.slots.by_key.get, self.slots.refused.get
@@ -528,7 +528,7 @@ class _Reading:
             if slot is not None:
                 self._lines[len(self._slots)] = self.index
                 self._slots.append(slot)
-                self._values.append(point.value * factor + offset)
+                self._values.append(point.value if as_sent else change.of(point.value))
                 self._times.append(point.at_ms)
             self.index += 1
 

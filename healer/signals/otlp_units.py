@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+from healer.signals.values import is_blank
+
 #: What a value is of, and how it gets there: value * factor + offset.
 _Base = tuple[str, float, float]
 
@@ -40,6 +42,10 @@ class Conversion(NamedTuple):
 
     factor: float = 1.0
     offset: float = 0.0
+
+    def of(self, value: float) -> float:
+        """A blank is one in every unit."""
+        return value if is_blank(value) else value * self.factor + self.offset
 
 
 def conversion(given: str, ours: str, scale: float = 1.0) -> Conversion | None:

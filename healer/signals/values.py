@@ -1,5 +1,6 @@
 """Numbers as written by exporters: blanks, words, and impossible times."""
 
+import bisect
 import functools
 import math
 import re
@@ -112,6 +113,11 @@ def blanks_to_nan(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if np.count_nonzero(is_number) < values.size:
         values[is_number == 0] = np.nan
     return values
+
+
+def is_blank(value: float) -> bool:
+    """Whether `blanks_to_nan` leaves nothing of the value. For one that changes its unit before."""
+    return not bisect.bisect_right(_BORDERS, value) & 1
 
 
 def accepted_time(at: datetime, now: datetime) -> datetime | None:

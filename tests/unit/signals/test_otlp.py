@@ -558,6 +558,17 @@ def test_values_get_the_unit_of_their_signal(
         assert bench.values(report) == {(signal, gpu(2)): pytest.approx(kept)}
 
 
+@pytest.mark.parametrize("blank", [0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0, 140737488355328.0, math.nan, math.inf])
+@pytest.mark.parametrize(("name", "unit"), [("DCGM_FI_DEV_GPU_TEMP", "K"), ("hw.power", "mW")])
+def test_a_value_that_is_not_known_is_none_in_any_unit(
+    bench: Bench, encoding: str, blank: float, name: str, unit: str
+) -> None:
+    """DCGM's blanks: in K, one of them would be a GPU of two billion degrees."""
+    labels = {"gpu": "2", "hw.type": "gpu"}
+    request = metrics(SCRAPED, gauge(name, point(blank, labels, NS), unit=unit))
+    assert take(bench, encoding, request).reports == []
+
+
 @pytest.mark.parametrize("unit", ["Cel", "furlongs", "dB[mW]"])
 def test_a_value_in_a_unit_of_something_else_is_rejected_by_its_name(
     bench: Bench, encoding: str, unit: str

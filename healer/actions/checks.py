@@ -55,7 +55,7 @@ def list_jobs(ctx: Context) -> Result:
         "on_node": [job.id for job in on_node],
     }
     if ctx.tools.guards.spares is not None:
-        data["places"] = {job.id: places_of(job, on_node) for job in hit}
+        data["places"] = {job.id: places_of(job, on_node) for job in (*hit, *crashed)}
     listed = [*hit, *crashed] if certain else crashed
     if ctx.run.incident is not None:
         data["hit"] = jobs = sorted({job.id for job in listed} | _hit_and_ended(ctx, on_node))

@@ -12,6 +12,7 @@ from healer.model import (
     Incident,
     IncidentState,
     Reservation,
+    RestartConsent,
     SlurmJob,
     SlurmNode,
     SlurmSnapshot,
@@ -153,6 +154,16 @@ def test_a_job_that_lost_several_nodes_at_once_gets_a_spare_for_each(others: int
     handed = [entry.data for run in site.runs for entry in site.log(run.id) if entry.data.get("spare")]
     assert sorted(one["spare"] for one in handed) == [name(9), name(10)]
     assert sorted(one["lost"] for one in handed) == sorted(set(reserved(site)) & set(lost))
+
+
+def test_a_job_that_crashed_with_several_nodes_gets_a_spare_for_each_when_it_is_revived() -> None:
+    """A crash is faster than any line."""
+    site, job = with_spares(breaker_share=1.0, consent=RestartConsent(partitions=("train",)))
+    site.walk()
+    site.slurm.fail_job(job)
+    site.run_for(30, *lines(site, TWO))
+    assert reserved(site) == (NODE, name(2))
+    assert (job_of(site, job).state, job_of(site, job).restarts) == ("RUNNING", 1)
 
 
 def test_no_spare_replaces_a_node_of_the_job_that_a_person_holds() -> None:

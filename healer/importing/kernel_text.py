@@ -85,9 +85,12 @@ _FIRST_LINES = 50
 
 
 def form_of(lines: Sequence[bytes]) -> Form | None:
-    """The form of the journal in which the first of these lines are, if they are in one."""
+    """The form of the journal in which most of the first of these lines are; None if that is syslog's. A
+    program's own output among them may look like another."""
     texts = [line.decode("utf-8", "replace") for line in lines[:_FIRST_LINES]]
-    return next((form for form in _OF_JOURNAL if any(form.head.match(text) for text in texts)), None)
+    forms = (_SYSLOG, *_OF_JOURNAL)
+    most = max(forms, key=lambda form: sum(form.head.match(text) is not None for text in texts))
+    return most if most is not _SYSLOG else None
 
 
 class Needles:

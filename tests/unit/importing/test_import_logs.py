@@ -169,6 +169,18 @@ def test_forms_of_journalctl(tmp_path: Path, before: str, zone: str, at: str) ->
     assert (done.sources[0].notes, list(done.heard)) == ([], ["gpu0001"])
 
 
+@pytest.mark.parametrize("stray", ["1795640193.123456 step 3", "Wed 2026-11-25 20:56:33 UTC worker 3: x"])
+def test_one_line_in_another_form_hides_no_other(tmp_path: Path, stray: str) -> None:
+    log = tmp_path / "messages"
+    log.write_text(
+        f"Nov 25 20:56:31 gpu0001 systemd[1]: x\n{stray} of a program\n"
+        f"Nov 25 20:56:33 gpu0001 kernel: {XID}\n"
+    )
+    done, entries = imported(tmp_path, log)
+    assert done.sources[0].kind == "syslog"
+    assert [node for node, _ in kernel_lines(entries)] == ["gpu0001"]
+
+
 def test_a_zone_that_is_another_is_named(tmp_path: Path) -> None:
     log = tmp_path / "journal"
     log.write_text(f"Wed 2026-11-25 20:56:33 PST gpu0001 kernel: {XID}\n")

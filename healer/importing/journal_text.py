@@ -69,10 +69,13 @@ class JournalText:
             self._found.tally.plain += block.count(b"\n") - taken
             if not is_spread:
                 self._hear(_HOST.findall(block), _TIME.findall(block))
+        self._without_end()
         self._end()
 
     def _spread_line(self, line: bytes) -> int:
         """How many lines are read with this one: all of a record that it ends."""
+        if self._spread and line.rstrip() == self._spread[0].rstrip():
+            self._without_end()
         self._spread_bytes += len(line) if self._spread else -self._spread_bytes
         self._spread.append(line)
         if line.rstrip().removesuffix(b",") != self._spread[0].rstrip().replace(b"{", b"}"):
@@ -88,16 +91,24 @@ class JournalText:
         self._json(raw)
         return count
 
-    def _json(self, line: bytes) -> None:
+    def _without_end(self) -> None:
+        """A record that was cut off, or a lone bracket: lines behind it may be records."""
+        raw = b"\n".join(self._spread)
+        self._spread.clear()
+        if _KERNEL.search(raw) is not None:
+            self._json(raw)
+
+    def _json(self, raw: bytes) -> None:
         try:
-            (record,) = json_records(line)
+            records = json_records(raw)
         except (BadBody, ValueError) as error:
-            self._found.tally.skip(say("importing.not_json", why=str(error)[:_WHY_LETTERS]), line)
+            self._found.tally.skip(say("importing.not_json", why=str(error)[:_WHY_LETTERS]), raw)
             return
-        if record.wrong:
-            self._found.tally.skip(quoted(record.wrong), line)
-            return
-        self._record(record.places[0], line)
+        for record in records:
+            if record.wrong:
+                self._found.tally.skip(quoted(record.wrong), raw)
+            else:
+                self._record(record.places[0], raw)
 
     def read_export(self, file: Bytes) -> None:
         for raw in self._exported(self._as_written(pieces(file, self._found.tally))):

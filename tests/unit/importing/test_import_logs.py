@@ -751,6 +751,23 @@ def test_a_record_of_the_journal_without_end_costs_itself(tmp_path: Path) -> Non
     assert any("MiB" in why for why in done.sources[0].skipped)
 
 
+@pytest.mark.parametrize("begin", ["{", '{\n\t"_TRANSPORT" : "kernel",\n\t"MESSAGE" : "a'])
+@pytest.mark.parametrize("indent", ["\t", None])
+def test_a_record_of_the_journal_that_was_cut_off_hides_no_other(
+    tmp_path: Path, begin: str, indent: str | None
+) -> None:
+    record = {
+        "_TRANSPORT": "kernel",
+        "MESSAGE": XID,
+        "_HOSTNAME": "gpu0001",
+        "__REALTIME_TIMESTAMP": "1795640193000000",
+    }
+    (tmp_path / "journal").write_text(f"{begin}\n{json.dumps(record, indent=indent)}\n{begin}\n")
+    done, entries = imported(tmp_path, tmp_path / "journal", kinds=[Kind.journal_json])
+    assert len(kernel_lines(entries)) == 1
+    assert bool(done.sources[0].skipped) is (indent is None or begin != "{")
+
+
 def test_a_message_within_an_export_is_no_record(tmp_path: Path) -> None:
     """A user writes a whole record of the kernel, with empty lines around it, into a message."""
     inner = (

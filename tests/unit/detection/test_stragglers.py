@@ -295,6 +295,29 @@ def test_a_rank_that_is_slow_in_every_other_step_is_the_gpu_that_is_named() -> N
     assert {one.component for one in found} == {on("gpu0000", 0)}
 
 
+def test_nodes_that_are_slow_by_different_amounts_are_no_stage() -> None:
+    def each(_: int, compute: np.ndarray) -> None:
+        compute[56:] *= 1 + np.repeat([0.1, 0.3, 0.6, 1.0], 2)
+
+    assert {one.component.node for one in wide().run(130, each)} == {
+        "gpu0028",
+        "gpu0029",
+        "gpu0030",
+        "gpu0031",
+    }
+
+
+def test_a_node_of_a_stage_that_becomes_slower_than_the_others_is_found() -> None:
+    job = wide()
+    job.run(130, slower(slice(52, 64), 0.1))
+
+    def both(_: int, compute: np.ndarray) -> None:
+        compute[52:64] *= 1.1
+        compute[52:54] *= 1.15
+
+    assert {one.component.node for one in job.run(60, both)} == {"gpu0026"}
+
+
 def test_ranks_that_do_more_work_are_no_stragglers() -> None:
     work = np.where(np.arange(RANKS) % 5 == 0, 600.0, 512.0)
     job = Job(more={"work": work})

@@ -76,7 +76,11 @@ class SeriesNames:
         return found
 
     def _conversion(self, name: str, unit: str) -> Conversion | None:
-        """Where the labels decide what a name means (`entPhySensorValue`), they name the unit too."""
+        """None at all where the name ends with the word for the unit: then its meaning is of that unit
+        (`node_network_speed_bytes` is of bytes per second). Where the labels decide what a name means
+        (`entPhySensorValue`), they name the unit too."""
+        if name.removesuffix("_total").endswith(f"_{_UNITS.get(_BRACES.sub('', unit))}"):
+            return Conversion()
         found = {
             conversion(unit, meaning.signal.unit, meaning.scale) for meaning in self._names.meanings(name)
         }

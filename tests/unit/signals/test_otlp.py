@@ -580,6 +580,18 @@ def test_a_value_in_a_unit_of_something_else_is_rejected_by_its_name(
     assert unit in taken.rejected[0].reason
 
 
+def test_a_name_that_ends_with_the_word_for_its_unit_needs_no_conversion() -> None:
+    """A collector that shortens names sends `node_network_speed` in By; what it means is bytes per second."""
+    names = Names(shipped())
+    words = {"bytes": "By", "seconds": "s", "celsius": "Cel", "watts": "W", "joules": "J", "hertz": "Hz"}
+    known = [alias.name for signal in shipped().signals.values() for alias in signal.aliases]
+    for name in known:
+        stem, _, word = name.removesuffix("_total").rpartition("_")
+        if word in words and name in names:
+            given = SeriesNames(names).of(stem, words[word], name.endswith("_total"))
+            assert given == (name, Conversion()), name
+
+
 def test_where_labels_name_the_unit_of_a_value_no_other_counts() -> None:
     catalogue = shipped()
     names = Names(catalogue)

@@ -339,8 +339,10 @@ def _at(match: re.Match[str], stamps: LocalStamps) -> int:
         return stamps.at(moment_of(int(unix.replace(".", ""))))
     if iso := parts.get("iso"):
         local, zone = datetime.fromisoformat(iso.replace(",", ".")), parts["zone"] or ""
-        if zone[1:].isdigit() or ":" in zone or zone in ("Z", "UTC"):
-            return micros(datetime.fromisoformat(local.isoformat() + zone.replace("UTC", "Z")))
+        if zone in ("UTC", "GMT"):
+            zone = "Z"
+        if zone[1:].isdigit() or ":" in zone or zone == "Z":
+            return micros(datetime.fromisoformat(local.isoformat() + zone))
         return stamps.at(local, zone)
     return _of_words(parts["month"] or "", parts["day"] or "0", parts["clock"] or "", parts["year"], stamps)
 

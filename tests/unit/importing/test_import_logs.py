@@ -146,6 +146,7 @@ def test_forms_of_syslog(tmp_path: Path, line: str, at: str) -> None:
     [
         ("Wed 2026-11-25 20:56:33 UTC", "UTC", "2026-11-25T20:56:33Z"),
         ("Wed 2026-11-25 20:56:33 UTC", "Europe/Berlin", "2026-11-25T20:56:33Z"),
+        ("Wed 2026-11-25 20:56:33 GMT", "Europe/Berlin", "2026-11-25T20:56:33Z"),
         ("Wed 2026-11-25 21:56:33 CET", "Europe/Berlin", "2026-11-25T20:56:33Z"),
         ("Thu 2026-11-26 00:56:33 +04", "Europe/Berlin", "2026-11-25T20:56:33Z"),
         ("Thu 2026-11-26 02:26:33 +0530", "Europe/Berlin", "2026-11-25T20:56:33Z"),

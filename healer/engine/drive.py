@@ -395,8 +395,10 @@ class _Drive:
         seen = self._guarded(lambda: _looked(action_of(intent.step), ctx))
         if isinstance(seen, Silent):
             last = last_of(self.entries, intent.key)
-            is_held = last is not None and last.event is StepEvent.held
-            if is_held or isinstance(self._in_time(ctx, intent, seen), Failed):
+            if last is not None and last.event is StepEvent.held:
+                # A port or a time in Slurm's words is no news: a long wait is one entry.
+                return None, last.text if last.text.key == seen.text.key else seen.text
+            if isinstance(self._in_time(ctx, intent, seen), Failed):
                 return None, seen.text
         return self._outcome(intent, ctx, seen), None
 

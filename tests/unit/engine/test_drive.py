@@ -504,13 +504,14 @@ class SlurmAway(Site):
 
 
 class Mute(Watched):
-    """No call has an answer while `away`."""
+    """No call has an answer while `away`, and each error has other words."""
 
-    away = False
+    away, port = False, 40_000
 
     def __getattr__(self, call: str) -> Any:
         if self.away:
-            raise SchedulerUnavailable("no answer in 4 s")
+            self.port += 1
+            raise SchedulerUnavailable(f"no answer from port {self.port}")
         return super().__getattr__(call)
 
 
@@ -553,7 +554,7 @@ def test_a_worker_that_alone_has_no_answer_of_slurm_goes_on_when_it_has(begun: s
     site.scheduler.before = leaves
     site.run_for(600, step_s=4)
     run = only_run(site)
-    assert run.state is RunState.running and "no answer in 4 s" in (run.question or ""), run.question
+    assert run.state is RunState.running and "no answer from port" in (run.question or ""), run.question
     assert [one.event for one in site.log(run.id) if one.event is StepEvent.held] == [StepEvent.held]
     breaker = site.ledger.tables.breaker
     assert breaker is None or breaker.state is BreakerState.closed

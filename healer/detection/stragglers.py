@@ -106,8 +106,6 @@ class Watch:
     #: How a slowness shared by all was described, while it lasts.
     shared: Together | None = None
     first: int | None = None
-    #: Nodes taken for a stage of a pipeline that the job does not report.
-    staged: set[str] = field(default_factory=set)
 
     def begin(self, slurm: SlurmSnapshot | None, now: datetime) -> list[int]:
         """Looks up where its ranks run now; returns the steps to process."""
@@ -135,7 +133,6 @@ class Watch:
             return
         index = self.places.nodes.index(node)
         self.gathered = Gathered()
-        self.staged.discard(node)
         self.ranks.forget(np.flatnonzero(self.places.node == index))
         self.nodes.forget(np.array([index]))
 
@@ -151,35 +148,29 @@ class Watch:
         if self._many(blamed):
             return
         named = np.unique(np.concatenate([node[slow & (node >= 0)], by_node]))
-        alike = self._equally_slow(node)
-        for index in named.tolist():
-            members = np.flatnonzero(node == index)
-            name, always = places.nodes[index], self._always(members, index)
-            if always and index in alike:
-                self.staged.add(name)  # kept: another node may come between this class and the others
-            if not (always and name in self.staged):
-                yield self._claim(index, members, places)
+        members = {index: np.flatnonzero(node == index) for index in named.tolist()}
+        always = any(self._always(ranks, index) for index, ranks in members.items())
+        of_stage = self._unreported_stages(node) if always else np.zeros(len(slow_nodes), bool)
+        for index, ranks in members.items():
+            if not (of_stage[index] and self._always(ranks, index)):
+                yield self._claim(index, ranks, places)
 
-    def _equally_slow(self, node: NDArray[np.intp]) -> set[int]:
-        """Nodes above the largest class of nodes, in a class of their own; `node`: of each rank. The mean
-        shows how far they are from the others, but is cut off: only the last steps of their ranks show
-        whether they are alike."""
-        level, steps = self.nodes.mean, max(1, min(self.nodes.steps, MEAN_STEPS))
-        classes = classes_of(level, self.nodes.noise / np.sqrt(steps))
-        usual = max(classes, key=len, default=None)
-        if usual is None:
-            return set()
-        x = self.ranks.short_median()
-        seen = np.isfinite(x) & (node >= 0)
-        count = np.bincount(node[seen], minlength=len(level))
-        now = np.bincount(node[seen], x[seen], minlength=len(level)) / np.maximum(count, 1)
-        apart = 4 * (BIAS_SCALE + self.nodes.noise)
-        return {
-            int(index)
-            for group in classes
-            if level[group].min() > level[usual].max() and np.ptp(now[group]) <= apart
-            for index in group
-        }
+    def _unreported_stages(self, node: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """(nodes,) those above the largest class of nodes, in a class of their own. By the steps themselves:
+        in the streams, which are clipped, all that is far above is equally far. `node`: of each rank."""
+        rows = np.argsort(self.job.number)[-MEAN_STEPS:]
+        ratios = ratios_of([(self.job, row) for row in rows[self.job.number[rows] >= 0].tolist()])
+        found, kept = np.zeros(len(self.nodes), bool), [ratio.x for ratio in ratios if ratio is not None]
+        if not kept:
+            return found
+        ranks = medians(side_by_side(kept).T)[: len(node)]
+        level = medians_of([ranks[node[: len(ranks)] == index] for index in range(len(found))])
+        level = np.nan_to_num(level)
+        classes = classes_of(level, self.ranks.noise / np.sqrt(len(kept)))
+        usual = max(classes, key=len, default=np.zeros(0, int))
+        for group in classes:
+            found[group] = len(usual) > 0 and level[group].min() > level[usual].max()
+        return found
 
     def _always(self, members: NDArray[np.intp], node: int) -> bool:
         """Whether that node, or its slow ranks, are slow since one of the first steps."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from healer.adapters.postgres.audit_rows import PostgresChain, append
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.gate_facts import PostgresHooks
 from healer.adapters.postgres.inbox import PostgresSignals
-from healer.adapters.postgres.loops import lock_held, part_lock, wait_to_lead
+from healer.adapters.postgres.loops import BEAT_S, DEAD_AFTER_S, Heartbeat, lock_held, part_lock, wait_to_lead
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresIdempotency
 from healer.bootstrap.storage_checks import check_storage
@@ -174,6 +175,30 @@ def test_waiting_detector_leads_after_a_failover(pair: Pair, engines: Engines) -
     connection = wait_to_lead(waits, CLUSTER, stopped)
     assert connection is not None and lock_held(connection, part_lock("detector", CLUSTER))
     connection.close()
+
+
+def test_a_leader_is_not_taken_for_frozen_while_no_commit_ends(pair: Pair, engines: Engines) -> None:
+    leads, beats = engines(), engines()
+    leader, looks = wait_to_lead(leads, CLUSTER, lambda _: True), 0
+    assert leader is not None
+    Heartbeat(beats, CLUSTER, "detector")()
+
+    def stopped(_: float) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == DEAD_AFTER_S - 5:
+            pair.freeze()
+        return looks >= DEAD_AFTER_S + 5
+
+    long = f"wait_event = 'SyncRep' AND now() - xact_start > '{BEAT_S + 1} s'"
+    waits = f"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE {long})"
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(wait_to_lead, engines(), CLUSTER, stopped)
+        wait_until(lambda: pair.primary.ask(waits), 30, what="the waiting detector's commit waits")
+        pair.thaw()
+        assert waiting.result() is None
+    assert leader.execute(sa.text("SELECT 1")).scalar() == 1
+    leader.close()
 
 
 def test_the_survivor_of_several_hosts_is_written_to(pair: Pair, engines: Engines) -> None:

@@ -79,6 +79,18 @@ def wait_to_lead(
             return None
 
 
+#: Its commit waits for what the commits of a leader wait for: the disk, a synchronous standby.
+_COMMITS = sa.text("SELECT pg_logical_emit_message(true, 'healer', 'silence')")
+
+
+def _commits(conn: sa.Connection) -> bool:
+    """Whether a commit ends as soon as a heartbeat is due. One that waits shows why a leader is silent."""
+    begun = time.monotonic()
+    conn.execute(_COMMITS)
+    conn.commit()
+    return time.monotonic() - begun < BEAT_S
+
+
 class _Silence:
     """Watches the leader for one that waits to lead. A process that is frozen keeps its session, and with it
     the lock. Ending the session is safe: it is the one that a leader commits on."""
@@ -90,11 +102,13 @@ class _Silence:
 
     def look(self, conn: sa.Connection) -> None:
         """Call it once a second. Ends the leader's session after `DEAD_AFTER_S` looks without a new
-        heartbeat; looks, as time passes also while the database is away and takes none."""
+        heartbeat. Looks are counted, as time also passes while the database takes no heartbeat."""
         beat_at = read_beats(conn, self._cluster).get(self._part)
         seen = _holder(conn, part_lock(self._part, self._cluster)), beat_at
         self._looks = self._looks + 1 if seen == self._seen and None not in seen else 0
         self._seen = seen
+        if self._looks > 2 * BEAT_S and not _commits(conn):
+            self._looks = 0
         if self._looks >= DEAD_AFTER_S:
             ended = conn.execute(_END_SESSION, {"pid": seen[0]}).scalar()
             log.warning("leader is frozen", part=self._part, last_heartbeat=str(beat_at), ended=bool(ended))

@@ -147,7 +147,7 @@ def _is_later_run(ctx: Context) -> bool:
 
 def _is_ticketed(ctx: Context) -> bool:
     """Whether its ticket was opened before this run: by an earlier one, or while the breaker was open."""
-    return _is_later_run(ctx) or (ctx.incident is not None and ctx.incident.ticketed)
+    return _is_later_run(ctx) or (ctx.incident is not None and ctx.incident.ticket_precedes_run)
 
 
 def _id(ctx: Context, what: str, *, again: bool) -> str:

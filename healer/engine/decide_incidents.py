@@ -472,13 +472,17 @@ def ticket_held(walk: Walk) -> None:
     if walk.gate.breaker.state is not BreakerState.open:
         return
     for incident in walk.open_incidents():
-        if incident.ticketed or incident.held_by is not Guard.breaker or Remedy.ticket not in incident.remedy:
+        if (
+            incident.ticket_precedes_run
+            or incident.held_by is not Guard.breaker
+            or Remedy.ticket not in incident.remedy
+        ):
             continue
         run = walk.tx.run(incident.run) if incident.run else None
         if run is None or run.state is not RunState.held or run.mode is not Mode.auto:
             continue
         walk.tx.queue_message(opened_ticket(incident, walk.now))
-        walk.work.put(msgspec.structs.replace(incident, ticketed=True, updated=walk.now))
+        walk.work.put(msgspec.structs.replace(incident, ticket_precedes_run=True, updated=walk.now))
 
 
 def unfold_released(walk: Walk) -> None:

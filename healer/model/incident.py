@@ -178,7 +178,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     #: The guard that keeps healer back, and a digest of the last stored decision (stored again on change).
     held_by: Guard | None = None
     #: Its ticket was opened while the breaker held its run, whose own step then updates it.
-    ticketed: bool = False
+    ticket_precedes_run: bool = False
     decision_key: str = ""
     p0_since: datetime | None = None
     #: When it was last reopened. Its channels have got its end: later messages have different ids.

@@ -38,7 +38,8 @@ def test_up_serves_tls_and_its_commands_check_the_authority(scratch: Path) -> No
         nodes = healer("nodes", "--json", **with_authority)
         assert nodes.returncode == 0 and "gpu0001" in nodes.stdout, nodes.stderr
         refused = healer("nodes", HEALER_TOKEN=token)
-        assert refused.returncode != 0 and "certificate verify failed" in refused.stderr
+        assert refused.returncode == 1 and "is not trusted here" in refused.stderr
+        assert "HEALER_CA_FILE" in refused.stderr
         said = healer("doctor").stdout
         assert f"ready at {url}" in said
         assert f"other users can read {files.key} (mode 0644)" in said

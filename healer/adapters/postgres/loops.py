@@ -11,7 +11,7 @@ from psycopg import sql
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from healer.adapters.postgres.engine import DedicatedConnection, reading, upsert
+from healer.adapters.postgres.engine import DedicatedConnection, confirm, reading, upsert
 from healer.adapters.postgres.tables import beats, slots
 from healer.ports.clock import Clock
 from healer.ports.lease import LEASE, NAP, SENT, UNHEARD
@@ -79,14 +79,11 @@ def wait_to_lead(
             return None
 
 
-#: Its commit waits for what the commits of a leader wait for: the disk, a synchronous standby.
-_COMMITS = sa.text("SELECT pg_logical_emit_message(true, 'healer', 'silence')")
-
-
 def _commits(conn: sa.Connection) -> bool:
-    """Whether a commit ends as soon as a heartbeat is due. One that waits shows why a leader is silent."""
+    """Whether a commit ends within the interval of heartbeats. It waits for what a leader's commits wait for,
+    the disk and a synchronous standby."""
     begun = time.monotonic()
-    conn.execute(_COMMITS)
+    confirm(conn)
     conn.commit()
     return time.monotonic() - begun < BEAT_S
 

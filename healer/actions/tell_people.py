@@ -151,7 +151,7 @@ def _is_ticketed(ctx: Context) -> bool:
 
 
 def _id(ctx: Context, what: str, *, again: bool) -> str:
-    """The same for each attempt of this run; `again`: another one than that of what came before the run."""
+    """The same for each attempt of this run. `again`: the incident already has a delivery of this kind."""
     name = f"{ctx.run.incident or ctx.run.id}:{what}"
     return f"{name}:{ctx.run.id}" if again else name
 

@@ -118,7 +118,7 @@ def field_error(field: str, text: Said) -> Problem:
 
 
 def unauthenticated(*, given: bool = False) -> Problem:
-    """`given`: a token or session was, and is not valid (RFC 6750, 3.1)."""
+    """`given`: a token or session was sent and is not valid (RFC 6750, 3.1)."""
     realm = 'Bearer realm="healer"'
     challenge = f'{realm}, error="invalid_token"' if given else realm
     text = say("api.token_not_valid") if given else say("api.needs_token")

@@ -156,8 +156,8 @@ class Watch:
                 yield self._claim(index, ranks, places)
 
     def _unreported_stages(self, node: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """(nodes,) those above the largest class of nodes, in a class of their own. By the steps themselves:
-        in the streams, which are clipped, all that is far above is equally far. `node`: of each rank."""
+        """(nodes,) whether each is above the largest class of nodes, in a class of its own. Levels come from
+        the stored steps, because the streams clip what is far above. `node`: (ranks,) the node of each."""
         rows = np.argsort(self.job.number)[-MEAN_STEPS:]
         ratios = ratios_of([(self.job, row) for row in rows[self.job.number[rows] >= 0].tolist()])
         found, kept = np.zeros(len(self.nodes), bool), [ratio.x for ratio in ratios if ratio is not None]

@@ -467,8 +467,7 @@ def fold_held(walk: Walk) -> None:
 
 
 def ticket_held(walk: Walk) -> None:
-    """Opens the tickets of what the breaker holds: it keeps healer from nodes, and no word from people
-    (law 3)."""
+    """Opens tickets for incidents whose run the breaker holds: an open breaker still tickets (law 3)."""
     if walk.gate.breaker.state is not BreakerState.open:
         return
     for incident in walk.open_incidents():

@@ -89,8 +89,8 @@ def _commits(conn: sa.Connection) -> bool:
 
 
 class _Silence:
-    """Watches the leader for one that waits to lead. A process that is frozen keeps its session, and with it
-    the lock. Ending the session is safe: it is the one that a leader commits on."""
+    """Watches for a frozen leader, which keeps its session and with it the lock. It is safe to end the
+    session, because a leader commits on no other."""
 
     def __init__(self, cluster: str, part: str) -> None:
         self._cluster, self._part = cluster, part
@@ -99,7 +99,7 @@ class _Silence:
 
     def look(self, conn: sa.Connection) -> None:
         """Call it once a second. Ends the leader's session after `DEAD_AFTER_S` looks without a new
-        heartbeat. Looks are counted, as time also passes while the database takes no heartbeat."""
+        heartbeat. It counts looks, because time also passes while the database stores no heartbeat."""
         beat_at = read_beats(conn, self._cluster).get(self._part)
         seen = _holder(conn, part_lock(self._part, self._cluster)), beat_at
         self._looks = self._looks + 1 if seen == self._seen and None not in seen else 0

@@ -92,10 +92,14 @@ def _hand_over(ctx: Context, seen: SlurmSnapshot, kept: Spares, job: SlurmJob, n
     return Again(say("actions.spare_leaves", spare=chosen.name, name=kept.reservation, node=lost.name), 0.25)
 
 
+def logged_of(ctx: Context, node: str | None, name: str) -> str | None:
+    """What this run logged last by this name about the lost node. Entries of older releases name none."""
+    return first_logged((each for each in reversed(ctx.log) if each.data.get("lost", node) == node), name)
+
+
 def _chosen(ctx: Context, node: str) -> str:
     """The spare that this run logged last for the node; empty if none."""
-    handing = (entry for entry in reversed(ctx.log) if entry.data.get("lost", node) == node)
-    return first_logged(handing, "handing") or ""
+    return logged_of(ctx, node, "handing") or ""
 
 
 def _nearest(ctx: Context, seen: SlurmSnapshot, lost: SlurmNode, job: SlurmJob) -> SlurmNode | None:

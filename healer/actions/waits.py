@@ -10,7 +10,6 @@ from healer.actions.base import (
     Failed,
     Result,
     Skipped,
-    first_logged,
     holder_of,
     jobs_pictured,
     read_job,
@@ -20,6 +19,7 @@ from healer.actions.base import (
     tried,
 )
 from healer.actions.checks import LOOK_AGAIN_S, cleared, who_holds
+from healer.actions.spares import logged_of
 from healer.decisions.comments import restart_consent, wish_of
 from healer.decisions.consent import why_not_restartable
 from healer.model import SlurmJob, SlurmNode
@@ -206,9 +206,7 @@ def job_runs(ctx: Context) -> Result:
 def _runs_again(ctx: Context, job: SlurmJob) -> Said:
     """Includes whether the job got the spare that this run handed over, if any."""
     text = say("actions.waits_job_runs", job=job.title, restarts=job.restarts, nodes=len(job.nodes))
-    node = ctx.run.node
-    handed = (entry for entry in reversed(ctx.log) if entry.data.get("lost", node) == node)
-    spare = first_logged(handed, "spare")
+    spare = logged_of(ctx, ctx.run.node, "spare")
     if spare is None:
         return text
     if spare in job.nodes:

@@ -73,6 +73,18 @@ class Sent(NamedTuple):
     cluster: str
 
 
+#: The least first byte of a byte-order mark: nearly no body begins so, and no other is examined any further.
+_MARKS_FROM = b"\xef"
+
+
+async def _as_utf8(body: bytes) -> bytes:
+    """No body but a text begins with such a mark: of protobuf it would be no field."""
+    mark, encoding = wire.byte_order(body)
+    if encoding is None:
+        return body[mark:]
+    return await parse(len(body), lambda: body[mark:].decode(encoding, "replace").encode())
+
+
 class Preamble:
     """Checks the sender and what it may report on, and reads the body."""
 
@@ -158,24 +170,20 @@ class Preamble:
     async def body(self, request: Request, *, unpacked_limit: int = BODY_LIMIT) -> bytes:
         """The whole body, unpacked, and as UTF-8 without a byte-order mark; 413 as soon as it is too long,
         415 for an unsupported encoding."""
-        body = await self._body(request, unpacked_limit)
-        # No other body begins so: of protobuf it would be no field.
-        mark, encoding = wire.byte_order(body)
-        if encoding is None:
-            return body[mark:]
-        return await parse(len(body), lambda: body[mark:].decode(encoding, "replace").encode())
-
-    async def _body(self, request: Request, unpacked_limit: int) -> bytes:
         packed = encoding_of(request)
         if packed == "identity":
-            return await self.raw_body(request)
-        check_encoding(packed)
-        raw = await self.raw_body(request)
+            body = await self.raw_body(request)
+        else:
+            check_encoding(packed)
+            body = await self._unpacked(request, await self.raw_body(request), packed, unpacked_limit)
+        return body if body[:1] < _MARKS_FROM else await _as_utf8(body)
+
+    async def _unpacked(self, request: Request, raw: bytes, packed: str, limit: int) -> bytes:
         try:
-            body = await _unpack(raw, packed, unpacked_limit)
+            body = await _unpack(raw, packed, limit)
         except Problem as problem:
             if problem.status == 413:  # the work was done: the sender of a zip bomb pays for it
-                self.meter.charge(request.scope[SENDER], size=unpacked_limit)
+                self.meter.charge(request.scope[SENDER], size=limit)
             raise
         self.meter.charge(request.scope[SENDER], size=max(0, len(body) - len(raw)))
         return body

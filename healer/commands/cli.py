@@ -143,10 +143,10 @@ def _run(arguments: Sequence[str] | None) -> None:
     except Abort:
         print(local(say("commands.aborted")), file=sys.stderr)
         sys.exit(1)
-    except SettingsError as error:
+    except (SettingsError, Misused) as error:
         _end(shown(local(said_by(error)), keep="\n"), 2)
     except UserError as error:
-        _end(shown(local(said_by(error)), keep="\n"), 2 if isinstance(error, Misused) else 1)
+        _end(shown(local(said_by(error)), keep="\n"), 1)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _forget_output()

@@ -256,8 +256,7 @@ def remote_write(
     total = Total("file")
     with Client() as api:
         for path in files or [Path("-")]:
-            content = sys.stdin.buffer.read() if str(path) == "-" else _as_it_is(path)
-            _post(api, "prometheus/write", content, "application/x-protobuf", packed="snappy")
+            _post(api, "prometheus/write", _as_it_is(path), "application/x-protobuf", packed="snappy")
             total.count_sent(1)
     if json:
         print_json({"sent": total.sent})
@@ -276,7 +275,7 @@ def _whole(path: Path) -> bytes:
 
 def _as_it_is(path: Path) -> bytes:
     with reading(path):
-        return path.read_bytes()
+        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
 
 
 _Fill = Callable[[dict[str, Any]], dict[str, Any]]

@@ -149,33 +149,38 @@ class Watch:
             return
         named = np.unique(np.concatenate([node[slow & (node >= 0)], by_node]))
         members = {index: np.flatnonzero(node == index) for index in named.tolist()}
-        always = any(self._always(ranks, index) for index, ranks in members.items())
-        of_stage = self._unreported_stages(node) if always else np.zeros(len(slow_nodes), bool)
+        always = {index for index, ranks in members.items() if self._always(ranks, index)}
+        of_stage = always & self._unreported_stages(node) if always else always
         for index, ranks in members.items():
-            if not (of_stage[index] and self._always(ranks, index)):
+            if index not in of_stage:
                 yield self._claim(index, ranks, places)
 
-    def _unreported_stages(self, node: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """(nodes,) whether each is above the largest class of nodes, in a class of its own. Levels come from
-        the stored steps, because the streams clip what is far above. `node`: (ranks,) the node of each."""
+    def _unreported_stages(self, node: NDArray[np.intp]) -> set[int]:
+        """The nodes above the largest class of nodes, in a class of their own. Levels come from the stored
+        steps, because the streams clip what is far above. `node`: (ranks,) the node of each."""
         rows = np.argsort(self.job.number)[-MEAN_STEPS:]
         ratios = ratios_of([(self.job, row) for row in rows[self.job.number[rows] >= 0].tolist()])
-        found, kept = np.zeros(len(self.nodes), bool), [ratio.x for ratio in ratios if ratio is not None]
+        kept = [ratio.x for ratio in ratios if ratio is not None]
         if not kept:
-            return found
+            return set()
         ranks = medians(side_by_side(kept).T)[: len(node)]
-        level = medians_of([ranks[node[: len(ranks)] == index] for index in range(len(found))])
-        level = np.nan_to_num(level)
+        of_nodes = [ranks[node[: len(ranks)] == index] for index in range(len(self.nodes))]
+        level = np.nan_to_num(medians_of(of_nodes))
         classes = classes_of(level, self.ranks.noise / np.sqrt(len(kept)))
-        usual = max(classes, key=len, default=np.zeros(0, int))
-        for group in classes:
-            found[group] = len(usual) > 0 and level[group].min() > level[usual].max()
-        return found
+        usual = max(classes, key=len, default=None)
+        if usual is None:
+            return set()
+        above = (group for group in classes if level[group].min() > level[usual].max())
+        return {index for group in above for index in group.tolist()}
 
     def _always(self, members: NDArray[np.intp], node: int) -> bool:
         """Whether that node, or its slow ranks, are slow since one of the first steps."""
         slow = members[self.ranks.slow[members]]
-        since = self.nodes.since[node] if self.nodes.slow[node] else np.median(self.ranks.since[slow])
+        return self._is_early(
+            self.nodes.since[node] if self.nodes.slow[node] else np.median(self.ranks.since[slow])
+        )
+
+    def _is_early(self, since: float) -> bool:
         return bool(since <= (self.first or 0) + _ALWAYS)
 
     def _many(self, blamed: NDArray[np.bool_]) -> bool:
@@ -187,7 +192,7 @@ class Watch:
         slow = self.ranks.slow
         slow &= self.job.seen[: len(slow)]
         many = self.places is not None and bool(slow.any()) and self._many(slow)
-        if many and np.median(self.ranks.since[slow]) <= (self.first or 0) + _ALWAYS:
+        if many and self._is_early(np.median(self.ranks.since[slow])):
             many = False  # ranks that always did more: unreported pipeline stages
         if blamed or not (many or self.pace.slow):
             self.shared = None

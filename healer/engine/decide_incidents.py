@@ -477,7 +477,9 @@ def ticket_held(walk: Walk) -> None:
             or Remedy.ticket not in incident.remedy
         ):
             continue
-        run = walk.tx.run(incident.run) if incident.run else None
+        # Runs of this walk alone are read: one that only suggests stays here as long as the breaker is open.
+        name = incident.run or ""
+        run = walk.runs.get(name) or walk.tx.run(name)
         if run is None or run.state is not RunState.held or run.mode is not Mode.auto:
             continue
         walk.tx.queue_message(opened_ticket(incident, walk.now))

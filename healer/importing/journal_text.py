@@ -76,7 +76,7 @@ class JournalText:
         """How many lines are read with this one: all of a record that it ends."""
         if self._spread and line.rstrip() == self._spread[0].rstrip():
             self._without_end()
-        self._spread_bytes += len(line) if self._spread else -self._spread_bytes
+        self._spread_bytes = self._spread_bytes + len(line) if self._spread else 0
         self._spread.append(line)
         if line.rstrip().removesuffix(b",") != self._spread[0].rstrip().replace(b"{", b"}"):
             if self._spread_bytes > RECORD_BYTES:
@@ -244,7 +244,7 @@ def is_spread_record(lines: Sequence[bytes]) -> bool:
     """Whether a file whose first lines these are, without blank ones, begins with such a record over several
     lines."""
     begin = lines[1:] if lines[0].strip() == b"[" else lines
-    return begin[:1] != [] and begin[0].strip() == b"{" and any(map(_SPREAD.match, begin[1:200]))
+    return len(begin) > 0 and begin[0].strip() == b"{" and any(map(_SPREAD.match, begin[1:200]))
 
 
 def without_mark(line: bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from healer.signals.otlp_units import Conversion, conversion
+from healer.signals.otlp_units import Conversion, conversion, without_notes
 from healer.signals.otlp_values import (
     SCOPES_MAX,
     JsonPair,
@@ -45,7 +45,6 @@ _UNITS = {
     "W": "watts", "Cel": "celsius", "Hz": "hertz", "%": "percent", "1": "ratio",
 }  # fmt: skip
 _OTHER = re.compile(r"[^a-zA-Z0-9:]+")
-_BRACES = re.compile(r"\{[^}]*\}")
 #: Names remembered, with what they came to.
 _REMEMBERED = 5_000
 
@@ -79,7 +78,7 @@ class SeriesNames:
         """None at all where the name ends with the word for the unit: then its meaning is of that unit
         (`node_network_speed_bytes` is of bytes per second). Where the labels decide what a name means
         (`entPhySensorValue`), they name the unit too."""
-        if name.removesuffix("_total").endswith(f"_{_UNITS.get(_BRACES.sub('', unit))}"):
+        if name.removesuffix("_total").endswith(f"_{_UNITS.get(without_notes(unit))}"):
             return Conversion()
         found = {
             conversion(unit, meaning.signal.unit, meaning.scale) for meaning in self._names.meanings(name)
@@ -101,7 +100,7 @@ def candidates(name: str, unit: str, grows: bool) -> Iterator[str]:
 
 def _with_unit(stem: str, unit: str, grows: bool) -> str:
     """`node_network_receive`, `By` -> `node_network_receive_bytes`."""
-    unit_name, slash, part = _BRACES.sub("", unit).partition("/")
+    unit_name, slash, part = without_notes(unit).partition("/")
     unit_word = "" if unit_name == "1" and (grows or slash) else _UNITS.get(unit_name, "")
     if unit_word and not stem.endswith(f"_{unit_word}"):
         stem = f"{stem}_{unit_word}"

@@ -32,9 +32,14 @@ _WORDS = {
     "mebibytes": "MiBy", "gibibytes": "GiBy", "bits": "bit", "percent": "%", "db[mw]": "dBm", "1/s": "/s",
     "mhz": "MHz", "mib": "MiBy", "kib": "KiBy", "gib": "GiBy", "{revolutions}/min": "rpm",
 }  # fmt: skip
-_BRACES = re.compile(r"\{[^}]*\}")
+_NOTE = re.compile(r"\{[^}]*\}")
 _PARTS = re.compile(rf"({'|'.join(_PREFIXES)})({'|'.join(map(re.escape, _PREFIXED))})")
 _PER = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def without_notes(unit: str) -> str:
+    """Without what UCUM lets a sender note in braces, such as `{packet}`."""
+    return _NOTE.sub("", unit)
 
 
 class Conversion(NamedTuple):
@@ -53,7 +58,7 @@ def conversion(given: str, ours: str, scale: float = 1.0) -> Conversion | None:
     there is none. What has no unit, or says only that it is a number, is in the unit of the name; so are
     counts, whatever is counted."""
     target = _base(ours)
-    if target is None or _BRACES.sub("", given) in ("", "1"):
+    if target is None or without_notes(given) in ("", "1"):
         return Conversion()
     source = _base(given)
     if source is None or source[0] != target[0]:
@@ -63,8 +68,7 @@ def conversion(given: str, ours: str, scale: float = 1.0) -> Conversion | None:
 
 
 def _base(unit: str) -> _Base | None:
-    unit = _WORDS.get(unit.lower(), unit)
-    unit = _BRACES.sub("", unit)
+    unit = without_notes(_WORDS.get(unit.lower(), unit))
     if unit in _PLAIN:
         return _PLAIN[unit]
     above, slash, below = unit.partition("/")

@@ -357,7 +357,9 @@ class Injector:
                 drained_at = None
             elif not seen.busy:
                 return
-            elif time.monotonic() - (drained_at := drained_at or time.monotonic()) > OWNER_S:
+            elif drained_at is None:
+                drained_at = time.monotonic()
+            elif time.monotonic() - drained_at > OWNER_S:
                 drained_at = None
                 for job in restart_left(self._site, node):
                     self._say(say("simulation.demo_owner", job=job.id, name=job.name, node=node))

@@ -628,7 +628,7 @@ class _Drive:
         if data.get("final") and verb is Verb.drain:
             self._permission(intent).no_drain(self.tools.scheduler)
         use = None
-        if isinstance(result, Done) and intent.step.wait == "told_out":
+        if isinstance(result, Done) and intent.step.wait in _READS_FACTS_AGAIN:
             data["knows"] = facts_of(self.run, self.playbook, self.claim.incident())
         if isinstance(result, Done) and verb is Verb.drain and self.run.node is not None:
             use = remedy_use(self.run, self.playbook, self.entries, self.now())
@@ -666,6 +666,10 @@ class _Drive:
 
     def _after(self, seconds: float) -> str:
         return (self.now() + timedelta(seconds=seconds)).isoformat()
+
+
+#: Waits after which the facts are read again: what was reported meanwhile chooses the remedy too.
+_READS_FACTS_AGAIN = frozenset({"told_out", "empty"})
 
 
 def _news(run: Run, state: RunState, now: datetime, entries: Sequence[LogEntry] = ()) -> Command | None:

@@ -3,8 +3,9 @@
 from datetime import timedelta
 
 import msgspec
+import pytest
 
-from healer.model import FaultClass, Mode, Remedy, RemedyUse, Run, RunState, StepEvent, Ticket
+from healer.model import FaultClass, Mode, Remedy, RemedyUse, Run, RunState, StepEvent, Ticket, Verb
 from tests.support.loop import REMAP, START, name, rules_in
 from tests.support.power import PowerSite
 from tests.support.slow import SlowSite, found
@@ -55,6 +56,30 @@ def test_a_reset_that_was_tried_of_late_is_not_repeated() -> None:
     run = site.run_of("gpu-fatal")
     assert any(one.step == "reboot" for one in site.log(run.id)), "up the ladder"
     assert site.nodes.resets(NODE) == []
+
+
+UNCONTAINED = "NVRM: Xid (PCI:0000:{}:00): 95, pid=1, name=python3, Uncontained: FBHUB. RST: Yes, D-RST: No"
+REBOOT = (
+    "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x2 "
+    "(Node Reboot Required)"
+)
+
+
+@pytest.mark.parametrize(("later", "does"), [(REBOOT, Verb.reboot)])
+def test_what_is_reported_while_a_job_keeps_the_node_busy_chooses_the_remedy_too(
+    later: str, does: Verb
+) -> None:
+    site = PowerSite()
+    job = site.slurm.add_job(required=[NODE], gpus=1)
+    site.look()
+    site.walk(*site.say(1, UNCONTAINED.format("9b")))
+    site.run_for(1200, step_s=10)
+    site.walk(*site.say(1, later))
+    site.run_for(1200, step_s=10)
+    site.slurm.complete(job)
+    site.run_for(60, step_s=2)
+    assert site.nodes.resets(NODE) == []
+    assert str(does) in [entry.data.get("verb") for entry in site.log(own(site).id)]
 
 
 def test_a_person_may_resume_the_node_after_tests_that_failed_while_a_pause_holds_the_reboot() -> None:

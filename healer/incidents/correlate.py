@@ -69,6 +69,7 @@ from healer.model import (
     REMEDY_LADDER,
     WAVE_FAULT,
     WAVE_RULE,
+    Cause,
     Component,
     FaultClass,
     Finding,
@@ -172,6 +173,7 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
         unusable=incident.unusable or finding.unusable,
         remedy=merge_remedies(incident.remedy, remedy_of(rule, finding)),
         nodes=verdicts(finding, asks=False) | incident.nodes if unknown else _judged(incident, finding, rule),
+        cause=Cause.permanent if _is_beyond_repair(incident, finding, rule) else incident.cause,
         severity=incident.severity if watched else min(incident.severity, rule.severity),
         jobs_hit=book.hits.with_more(incident, finding),
         updated=book.now,
@@ -204,6 +206,13 @@ def _part_for_repair(book: Book, incident: Incident, finding: Finding, rule: Rul
     if book.earlier(new.id) is None:
         book.put(merge_into(new, incident, book.now))
     return new.id
+
+
+def _is_beyond_repair(incident: Incident, finding: Finding, rule: Rule) -> bool:
+    """No reset mends what the finding reports of the incident's node, whose cause is still open."""
+    lasts = finding.fault_class is FaultClass.fatal and rule.cause is Cause.permanent
+    here = incident.root.node is not None and incident.root.node == finding.component.node
+    return lasts and here and incident.cause in {Cause.unclear, Cause.transient}
 
 
 def _judged(incident: Incident, finding: Finding, rule: Rule) -> dict[str, Verdict]:

@@ -65,7 +65,7 @@ REBOOT = (
 )
 
 
-@pytest.mark.parametrize(("later", "does"), [(REBOOT, Verb.reboot)])
+@pytest.mark.parametrize(("later", "does"), [(REBOOT, Verb.reboot), (REMAP, Verb.ticket)])
 def test_what_is_reported_while_a_job_keeps_the_node_busy_chooses_the_remedy_too(
     later: str, does: Verb
 ) -> None:

@@ -191,10 +191,12 @@ ALL = "all"
 
 
 def _gpu_to_reset(ctx: Context) -> str:
-    """The PCI address of the incident's GPU; all GPUs if it is unknown, or if the step says so. The node is
-    empty, so resetting all of them affects no job."""
-    pci = ctx.incident.root.pci if ctx.incident is not None else None
-    if ctx.step.input.get("which") == ALL or not pci:
+    """The PCI address of the incident's GPU; all GPUs if it is unknown, if others are affected, or if the
+    step says so. The node is empty, so resetting all of them affects no job."""
+    incident = ctx.incident
+    pci = incident.root.pci if incident is not None else None
+    others = (part for part in (incident.affected if incident is not None else ()) if part.node == ctx.node)
+    if ctx.step.input.get("which") == ALL or not pci or any(part.pci not in (None, pci) for part in others):
         return ALL
     return pci if "." in pci else f"{pci}.0"
 

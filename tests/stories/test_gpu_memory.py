@@ -82,6 +82,14 @@ def test_what_is_reported_while_a_job_keeps_the_node_busy_chooses_the_remedy_too
     assert str(does) in [entry.data.get("verb") for entry in site.log(own(site).id)]
 
 
+def test_two_gpus_of_a_node_with_errors_are_both_reset() -> None:
+    site = PowerSite()
+    site.walk(*site.say(1, UNCONTAINED.format("9b"), UNCONTAINED.format("1b")))
+    site.run_for(400, step_s=5)
+    (reset,) = [entry for entry in site.log(own(site).id, "reset") if entry.event is StepEvent.done]
+    assert str(reset.text) == f"{NODE}: GPU reset finished (all GPUs)"
+
+
 def test_a_person_may_resume_the_node_after_tests_that_failed_while_a_pause_holds_the_reboot() -> None:
     """healer had lifted its own drain for the tests: that says nothing about who lifts the next one."""
     site = SlowSite()

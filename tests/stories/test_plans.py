@@ -88,6 +88,14 @@ def test_a_fault_without_a_remedy_of_healers_takes_no_new_job_and_asks_a_person(
     assert document["incidents"][0]["closed"] is None
 
 
+@pytest.mark.parametrize(
+    "line", ["164, Power smoothing HW low lifetime", "165, Power smoothing HW lifetime zero"]
+)
+def test_a_worn_circuit_that_spoils_no_work_is_a_ticket_and_takes_no_idle_node(line: str) -> None:
+    document = played(nodes(), *[kernel(1, 1, xid(line))], clock(40 * H))
+    assert [one["action"] for one in document["actions"]] == ["ticket"]
+
+
 def test_a_program_with_libraries_of_another_version_takes_no_node_out() -> None:
     """A container may bring a library of its own: the version in the line is whatever the program claims."""
     told = r"NVRM: API mismatch: the client 'python3' (pid 7)\x0aNVRM: has the version 570.148.08, but"

@@ -33,6 +33,7 @@ from healer.actions.base import (
     read_slurm,
     reason_given,
     reason_of,
+    recent_picture,
 )
 from healer.decisions.consent import STUCK_FOR
 from healer.decisions.decide import is_adopting
@@ -96,10 +97,24 @@ def _probe_drain(ctx: Context) -> Result | None:
     if slurms and _taken_over(ctx) is None and permit_for(node, ctx.claim.permits()) is None:
         # Logged before it is replaced, so that an undo can restore it.
         return Again(_held_by_slurm(node.name, node.reason), 0, data={_TAKEN: node.reason})
+    if result is None and not node.drain and _is_lifted(ctx):
+        return Again(say("actions.drain_lifted", node=node.name), LOOK_AGAIN_S, data={_LIFTED: True})
     return result
 
 
-_TAKEN = "taken_over"
+_TAKEN, _LIFTED = "taken_over", "lifted"
+
+
+def _is_lifted(ctx: Context) -> bool:
+    """A person has lifted the run's first drain, whose worker died before its record: the last picture shows
+    it, or did at an earlier look. The walk finds that too, and ends the run by a veto."""
+    if first_logged(ctx.lines, _LIFTED):
+        return True
+    if last_drain_reason(ctx.log) or all(entry.event is not StepEvent.started for entry in ctx.lines):
+        return False
+    picture = recent_picture(ctx, ctx.began_at)
+    shown = picture.nodes.get(ctx.node) if picture is not None else None
+    return shown is not None and shown.drain and is_ours(shown.reason, ctx.run.incident or ctx.run.id)
 
 
 def _taken_over(ctx: Context) -> str | None:

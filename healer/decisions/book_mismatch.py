@@ -42,6 +42,7 @@ from healer.model.slurm import (
     is_our_reservation,
     is_ours,
     is_out_for,
+    names_incident,
     our_reservation,
 )
 from healer.text import Said, say
@@ -118,14 +119,26 @@ def _finding_of(cluster: str, node: SlurmNode, text: Said, at: datetime, now: da
 FRESH = timedelta(seconds=10)
 
 
+def since_when(slot: Slot) -> tuple[str, datetime]:
+    """The slot's node, and when it was drained. A worker may have died between the drain and its record:
+    then since when it may have been."""
+    return slot.node, slot.drained_at or slot.granted_at
+
+
 def drains_shown(facts: GateFacts) -> set[tuple[str, datetime]]:
-    """The nodes that Slurm's picture shows as drained for their slots, and when they were."""
+    """The nodes that Slurm's picture shows as drained for their slots, and since when (`since_when`)."""
     nodes = facts.snapshot.nodes if facts.snapshot is not None else {}
     return {
-        (slot.node, slot.drained_at)
+        since_when(slot)
         for slot in facts.slots
-        if slot.drained_at is not None and slot.node in nodes and nodes[slot.node].drain
+        if slot.node in nodes and nodes[slot.node].drain and _is_for(slot, nodes[slot.node])
     }
+
+
+def _is_for(slot: Slot, node: SlurmNode) -> bool:
+    """The drain is the slot's: by its record, or by its reason."""
+    named = is_ours(node.reason) and names_incident(node.reason, slot.incident or slot.run)
+    return slot.drained_at is not None or named
 
 
 def find_vetoes(
@@ -148,14 +161,14 @@ def find_vetoes(
             continue
         if not _is_back(node, facts.snapshot) or is_vetoed(slot, facts.vetoes):
             continue
-        if slot.drained_at is None:
+        was_shown = (drained := since_when(slot)) in shown
+        if slot.drained_at is None and not was_shown:
             continue
-        waits = CLOCKS_DIFFER if (slot.node, slot.drained_at) in shown else GRACE
-        if facts.snapshot.taken_at - slot.drained_at < waits:
+        if facts.snapshot.taken_at - drained[1] < (CLOCKS_DIFFER if was_shown else GRACE):
             continue
         # Never expires at once: the worker learns from the veto that the slot is free.
         until = now + max(timedelta(hours=rules.guards.veto_h), GRACE)
-        at = max(now, slot.drained_at)
+        at = max(now, drained[1])
         found.append((slot, Veto(node=slot.node, by="A person", at=at, until=until)))
     return found
 
@@ -169,9 +182,8 @@ def _only_returns(run: Run, rules: Ruleset) -> bool:
 
 def is_vetoed(slot: Slot, vetoes: Collection[Veto]) -> bool:
     """A person has resumed the drain that the slot is for."""
-    return slot.drained_at is not None and any(
-        veto.node == slot.node and veto.at >= slot.drained_at for veto in vetoes
-    )
+    node, since = since_when(slot)
+    return any(veto.node == node and veto.at >= since for veto in vetoes)
 
 
 def slots_over(facts: GateFacts, now: datetime) -> list[tuple[Slot, str]]:

@@ -22,7 +22,7 @@ from healer.decisions import (
     runs_to_start_jobs,
     storm_roots,
 )
-from healer.decisions.book_mismatch import drains_shown, find_vetoes, is_vetoed
+from healer.decisions.book_mismatch import drains_shown, find_vetoes, is_vetoed, since_when
 from healer.decisions.node_facts import settings_of
 from healer.decisions.sweeps import may_begin_by_itself, sweep_runs, tests_since, with_sweep
 from healer.incidents import Book
@@ -151,7 +151,7 @@ def _apply_vetoes(walk: Walk) -> None:
     no longer count here."""
     facts = walk.gate
     back = {slot.node for slot in facts.slots if is_vetoed(slot, facts.vetoes)}
-    changes, held = walk.picture.changes, {(slot.node, slot.drained_at) for slot in facts.slots}
+    changes, held = walk.picture.changes, {since_when(slot) for slot in facts.slots}
     shown = changes.drains_shown = (changes.drains_shown & held) | drains_shown(facts)
     for slot, veto in find_vetoes(facts, walk.runs.values(), walk.rules, walk.now, shown):
         # A run that returned its node between the reads of slots and runs is in neither.

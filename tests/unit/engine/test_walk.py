@@ -675,6 +675,51 @@ def test_a_resume_that_came_before_any_picture_showed_the_drain_is_a_veto_after_
     assert [veto.node for veto in site.ledger.tables.vetoes] == [name(1)]
 
 
+def drained_and_dead() -> Site:
+    """Node 1 is drained, a picture shows it, and the worker died before it recorded the drain."""
+    site = Site(10)
+    site.walk(*site.say(1, LOST))
+    site.clock.advance(2)
+    site.walk()
+    site.drive_to("done:drain")
+    site.clock.advance(3)
+    site.walk()
+    assert site.node(1).drain and [slot.drained_at for slot in site.ledger.tables.slots.values()] == [None]
+    return site
+
+
+def test_a_drain_that_its_worker_did_not_live_to_record_is_a_persons_to_lift() -> None:
+    site = drained_and_dead()
+    site.slurm.resume(name(1))
+    site.clock.advance(3)
+    site.run_for(60)
+    assert [veto.node for veto in site.ledger.tables.vetoes] == [name(1)]
+    assert [run.state for run in site.runs] == [RunState.cancelled]
+    assert (site.node(1).drain, site.open_incidents, site.ledger.tables.slots) == (False, [], {})
+    assert (site.audited("node.drained"), site.audited("node.vetoed")) == (0, 1)
+
+
+def test_a_drain_that_its_worker_did_not_live_to_record_is_recorded_by_the_next_one() -> None:
+    site = drained_and_dead()
+    site.clock.advance(15)
+    site.run_for(10)
+    assert site.node(1).drain and site.ledger.tables.vetoes == []
+    assert site.audited("node.drained") == 1
+
+
+def test_a_worker_that_takes_over_drains_no_node_that_a_person_returned_since_the_last_picture() -> None:
+    site = drained_and_dead()
+    poller = Poller(site, ahead_s=0)
+    site.slurm.resume(name(1))
+    site.clock.advance(15)
+    site.drive()
+    assert not site.node(1).drain
+    poller.poll()
+    site.run_for(60)
+    assert [veto.node for veto in site.ledger.tables.vetoes] == [name(1)]
+    assert (site.node(1).drain, site.open_incidents) == (False, [])
+
+
 def test_a_veto_of_a_walk_whose_clock_is_behind_the_workers_frees_the_slot() -> None:
     site = after_a_fault(Mode.auto)
     (slot,) = site.ledger.tables.slots.values()

@@ -24,7 +24,15 @@ from healer.adapters.postgres.audit_rows import PostgresChain
 from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.inbox import PostgresCheckpoints
 from healer.adapters.postgres.ledger import PostgresLedger
-from healer.adapters.postgres.loops import WITNESS_PART, Heartbeat, PendingDuties, Waker, expect_witnesses
+from healer.adapters.postgres.loops import (
+    BEAT_S,
+    WITNESS_PART,
+    FrozenWorkers,
+    Heartbeat,
+    PendingDuties,
+    Waker,
+    expect_witnesses,
+)
 from healer.adapters.postgres.migrate import require_tables
 from healer.adapters.postgres.node_rows import PostgresSnapshots, snapshot_channel
 from healer.adapters.postgres.roles import AUDITOR
@@ -221,11 +229,9 @@ def run_worker(settings: ExecutorSettings) -> None:
         if is_confirmed:
             advance(name)
 
-    def due_runs() -> list[str]:
-        return book.due_runs(tools.now(), sent=SENT)
-
     pool = ThreadPoolExecutor(MISSED_AT_ONCE, thread_name_prefix="missed")
-    duties.append(Duty("missed runs", MISSED_S, missed_runs(due_runs, drive, pool)))
+    duties.append(Duty("missed runs", MISSED_S, missed_runs(_due_runs(db, book), drive, pool)))
+    duties.append(Duty("pulse", BEAT_S, book.pulse))
     stopped = threading.Event()
     threading.Thread(target=run_duties, args=(duties, stopped), daemon=True).start()
     try:
@@ -237,6 +243,18 @@ def run_worker(settings: ExecutorSettings) -> None:
             sealer.close()
         for deliver in deliveries:
             deliver.work()
+
+
+def _due_runs(db: sa.Engine, book: PostgresLedger) -> Callable[[], list[str]]:
+    """The runs that are due, to be asked for once a second: frozen workers that hold one lose it."""
+    frozen, clock = FrozenWorkers(db), SystemClock()
+
+    def due_runs() -> list[str]:
+        due = book.due_runs(clock.now(), sent=SENT)
+        frozen.look(due)
+        return due
+
+    return due_runs
 
 
 def _toolbox(

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.engine import alone
+from healer.adapters.postgres.engine import alone, make_engine
 from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.loops import DEAD_AFTER_S, FrozenWorkers, lock_held
 from healer.adapters.postgres.node_rows import save_reference
 from healer.model import (
     CommandKind,
@@ -417,6 +418,52 @@ def test_a_run_whose_worker_died_is_taken_over_after_its_lease(real: PostgresBen
     pass_lease(real)
     with ExitStack() as stack:
         assert [one.event for one in claimed(stack, real).log()] == [StepEvent.started, StepEvent.done]
+
+
+def test_the_run_of_a_frozen_worker_is_taken_over_and_its_claim_is_lost(real: PostgresBench) -> None:
+    """Its session lives, and with it the lock of the run."""
+    begin(real, run())
+    with pytest.raises((LeaseLost, LedgerAway)), real.ledger.claim("r1") as held:
+        assert held is not None
+        held.write(entry("drain", StepEvent.started))
+        other, watch = second_worker(real), FrozenWorkers(real.engine)
+        for _ in range(int(DEAD_AFTER_S)):
+            watch.look(["r1"])
+        assert not free(other)
+        watch.look(["r1"])
+        wait_until(lambda: not lock_held_by_any(real), 5, what="the server ends the session")
+        pass_lease(other)
+        with ExitStack() as stack:
+            claim = claimed(stack, other)
+            assert [one.event for one in claim.log()] == [StepEvent.started]
+            real.clock.advance(3)
+            with pytest.raises((LeaseLost, LedgerAway)):
+                held.fence()
+            claim.write(entry("drain", StepEvent.done))
+        held.write(entry("drain", StepEvent.failed))
+
+
+def test_a_worker_that_uses_its_session_keeps_its_runs_however_long_a_step_takes(real: PostgresBench) -> None:
+    begin(real, run())
+    with ExitStack() as stack:
+        claim, watch = claimed(stack, real), FrozenWorkers(real.engine)
+        for look in range(3 * int(DEAD_AFTER_S)):
+            if look % (int(DEAD_AFTER_S) - 5) == 0:
+                real.ledger.pulse()
+            watch.look(["r1"])
+        real.clock.advance(3600)
+        assert claim.fence()
+
+
+def second_worker(real: PostgresBench) -> PostgresBench:
+    other = PostgresBench(make_engine(real.engine.url.render_as_string(hide_password=False)))
+    other.clock = real.clock
+    return other
+
+
+def lock_held_by_any(real: PostgresBench) -> bool:
+    with real.engine.connect() as conn:
+        return lock_held(conn, "r1")
 
 
 def test_a_persons_word_hands_over_nothing_that_a_lost_worker_may_be_doing(real: PostgresBench) -> None:

@@ -104,6 +104,7 @@ WITH due AS (
 UPDATE runs SET epoch = runs.epoch + 1, lease_until = :until, wake_at = NULL
 FROM due WHERE runs.id = due.id RETURNING runs.id, runs.epoch, runs.doc
 """)
+_USE = sa.text("SELECT")
 _ALONE = sa.text("SELECT pg_try_advisory_xact_lock(hashtextextended(:name, 0))")
 _LEFT = sa.text(
     "SELECT id, epoch FROM runs WHERE id = ANY(:ids) AND state = 'running' AND lease_until IS NOT NULL"
@@ -416,6 +417,11 @@ class _ReleaseLock:
 
 
 @dataclass(frozen=True)
+class _Pulse:
+    """Uses the session, which shows others that this process is not frozen."""
+
+
+@dataclass(frozen=True)
 class _ReadIncident:
     incident: str
 
@@ -425,7 +431,7 @@ class _AskPaused:
     """Whether any pause is in force."""
 
 
-_Request = _ClaimRun | _WriteRun | _ReleaseLock
+_Request = _ClaimRun | _WriteRun | _ReleaseLock | _Pulse
 _Read = _ReadIncident | _AskPaused
 
 
@@ -456,6 +462,11 @@ class Claims:
         finally:
             self.lane.post(_ReleaseLock(run, claimed.session, ends_lease))
 
+    def pulse(self) -> None:
+        """Call it every `BEAT_S` (see `FrozenWorkers`)."""
+        with ledger_errors():
+            self.lane.do(_Pulse())
+
     def _serve(self, conn: sa.Connection, requests: Sequence[_Request]) -> Sequence[object]:
         """Serves a batch in one transaction. Releases come first: a run may be claimed again in the batch."""
         now, since_s, session = self.parts.clock.now(), self.parts.stopwatch(), self.lane.session
@@ -464,6 +475,8 @@ class Claims:
         self._release(conn, [request for request in requests if isinstance(request, _ReleaseLock)])
         writes = [item for item in requests if isinstance(item, _WriteRun) and item.session == session]
         with conn.begin():
+            if any(isinstance(item, _Pulse) for item in requests):
+                conn.execute(_USE)
             free = locks.lock(conn, [item.run for item in requests if isinstance(item, _ClaimRun)])
             due = claim_due(conn, self.parts.cluster, free, self._left, now)
             claimed = {run.id: ClaimedRun(run, log, about, session, since_s) for run, log, about in due}
@@ -479,7 +492,7 @@ class Claims:
             match request:
                 case _ClaimRun():
                     results.append(claimed.pop(request.run, None))
-                case _ReleaseLock():
+                case _ReleaseLock() | _Pulse():
                     results.append(None)
                 case _WriteRun() if request.session != session:
                     results.append(session_gone(request.run))

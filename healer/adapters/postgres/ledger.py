@@ -121,6 +121,8 @@ class PostgresLedger:
         self._parts, self._connection = parts, connection
         self.cluster, self._engine = parts.cluster, parts.engine
         self._claims = Claims(parts)
+        #: Shows other workers that this one is not frozen (`FrozenWorkers`).
+        self.pulse = self._claims.pulse
 
     @contextmanager
     def transaction(self) -> Iterator["PostgresTx"]:

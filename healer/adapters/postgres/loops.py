@@ -24,11 +24,20 @@ def part_lock(part: str, cluster: str) -> str:
     return f"{part}:{cluster}"
 
 
-_HOLDER = sa.text(
-    "SELECT pid FROM pg_locks, (SELECT hashtextextended(:name, 0) AS key) AS wanted "
-    "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+_IS_HELD = (
+    "locktype = 'advisory' AND granted AND objsubid = 1 "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
     "AND classid::bigint = ((key >> 32) & 4294967295) AND objid::bigint = (key & 4294967295)"
+)
+_HOLDER = sa.text(
+    "SELECT pid FROM pg_locks, (SELECT hashtextextended(:name, 0) AS key) AS wanted "  # noqa: S608
+    f"WHERE {_IS_HELD}"
+)
+#: The sessions that hold one of these and do nothing, not even wait.
+_IDLE_HOLDERS = sa.text(
+    "SELECT DISTINCT pid, state_change FROM pg_locks JOIN pg_stat_activity USING (pid), "  # noqa: S608
+    "(SELECT hashtextextended(name, 0) AS key FROM unnest(CAST(:names AS text[])) AS given (name)) AS wanted "
+    f"WHERE state LIKE 'idle%' AND {_IS_HELD}"
 )
 
 
@@ -111,6 +120,30 @@ class _Silence:
             log.warning("leader is frozen", part=self._part, last_heartbeat=str(beat_at), ended=bool(ended))
             self._looks = 0
         conn.commit()
+
+
+class FrozenWorkers:
+    """Watches for frozen workers: such a one keeps its session, and with it the runs that it holds. It is
+    safe to end the session: whatever it does when it continues needs a proof of its claim there."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._seen: dict[int, tuple[datetime, int]] = {}
+
+    def look(self, due: Sequence[str]) -> None:
+        """Call it once a second with the runs that are due. Ends each session that holds one and was not used
+        for `DEAD_AFTER_S` looks: a worker uses its own every `BEAT_S`. Counts looks, like `_Silence`."""
+        before, self._seen = self._seen, {}
+        if not due:
+            return
+        with self._engine.begin() as conn:
+            for pid, used_at in conn.execute(_IDLE_HOLDERS, {"names": list(due)}):
+                last_at, looks = before.get(pid, (None, 0))
+                self._seen[pid] = used_at, looks + 1 if last_at == used_at else 0
+                if self._seen[pid][1] >= DEAD_AFTER_S:
+                    ended = conn.execute(_END_SESSION, {"pid": pid}).scalar()
+                    log.warning("worker is frozen", last_used=str(used_at), ended=bool(ended))
+                    del self._seen[pid]
 
 
 def returned_nodes(conn: sa.Connection, cluster: str) -> list[tuple[str, datetime]]:

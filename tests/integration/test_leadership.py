@@ -66,3 +66,14 @@ def test_a_leader_without_any_heartbeat_keeps_its_session(
         conn.execute(sa.delete(beats))
     assert wait_to_lead(_second(fresh_database), CLUSTER, Waits(2 * DEAD_AFTER_S)) is None
     assert leader.execute(sa.text("SELECT 1")).scalar() == 1
+
+
+def test_the_transaction_of_a_frozen_process_does_not_last_in_a_database_of_the_sites_own(
+    fresh_database: sa.Engine,
+) -> None:
+    """healer's own server has such a limit; it would keep the gate, and all would wait."""
+    with fresh_database.begin() as conn:
+        name = fresh_database.url.database
+        conn.execute(sa.text(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = 0"))
+    with _second(fresh_database).connect() as conn:
+        assert conn.execute(sa.text("SHOW idle_in_transaction_session_timeout")).scalar() == "1min"

@@ -109,6 +109,8 @@ def make_engine(
             "application_name": name,
             "options": f"-c statement_timeout={int(statement_timeout_s * 1000)} -c timezone=UTC "
             "-c client_min_messages=warning "  # by a warning the server says that a commit is not confirmed
+            # A process that is frozen within a transaction would keep the gate and its rows for good.
+            "-c idle_in_transaction_session_timeout=60000 "
             # The server's side: a session whose end never reached it would keep its locks for two hours, and
             # for a quarter of one while an answer is not acknowledged, which no keepalive looks at.
             "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 "

@@ -219,5 +219,6 @@ def scrape_gauges(states: Sequence[ScrapeState], now: datetime) -> dict[str, dic
         found["scrapes_total"][state.cluster, "failed"] = state.failed
         found["scrapes_total"][state.cluster, "done"] = state.scrapes - state.failed
         found["scrape_samples_total"][(state.cluster,)] = state.samples
-        found["scrape_report_age_seconds"][(state.cluster,)] = max(0.0, (now - state.at).total_seconds())
+        if state.targets:  # without any the scraper need not run
+            found["scrape_report_age_seconds"][(state.cluster,)] = max(0.0, (now - state.at).total_seconds())
     return found

@@ -1,14 +1,17 @@
 """Who leads a cluster when the leader's process is frozen: its session, and so its lock, stays."""
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
+from healer.adapters.postgres.arrivals import PostgresScrapes
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.loops import DEAD_AFTER_S, Heartbeat, lock_held, part_lock, wait_to_lead
 from healer.adapters.postgres.tables import beats
+from healer.model import ScrapeState
 
 CLUSTER = "pod1"
 
@@ -46,6 +49,23 @@ def test_another_leads_when_the_leader_is_frozen(fresh_database: sa.Engine, lead
     assert DEAD_AFTER_S <= waits.looks <= DEAD_AFTER_S + 3
     with pytest.raises(OperationalError):  # the frozen one commits nothing when it continues
         leader.execute(sa.text("SELECT 1"))
+    leads.invalidate()
+
+
+def test_another_scraper_leads_when_the_first_one_is_frozen_and_not_before(fresh_database: sa.Engine) -> None:
+    def report() -> None:
+        if 0 < waits.looks < 2 * DEAD_AFTER_S and waits.looks % int(DEAD_AFTER_S - 5) == 0:
+            PostgresScrapes(fresh_database).put(ScrapeState(cluster=CLUSTER, at=datetime.now(UTC)))
+
+    first = wait_to_lead(fresh_database, CLUSTER, lambda _: True, "scraper")
+    assert first is not None
+    waits = Waits(4 * DEAD_AFTER_S, report)
+    leads = wait_to_lead(_second(fresh_database), CLUSTER, waits, "scraper")
+    assert leads is not None and lock_held(leads, part_lock("scraper", CLUSTER))
+    assert waits.looks > 2 * DEAD_AFTER_S
+    with pytest.raises(OperationalError):
+        first.execute(sa.text("SELECT 1"))
+    first.invalidate()
     leads.invalidate()
 
 

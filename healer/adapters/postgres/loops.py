@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from healer.adapters.postgres.engine import DedicatedConnection, confirm, reading, upsert
-from healer.adapters.postgres.tables import beats, slots
+from healer.adapters.postgres.tables import beats, scrapes, slots
 from healer.ports.clock import Clock
 from healer.ports.lease import LEASE, NAP, SENT, UNHEARD
 
@@ -99,7 +99,7 @@ def _commits(conn: sa.Connection) -> bool:
 
 class _Silence:
     """Watches for a frozen leader, which keeps its session and with it the lock. It is safe to end the
-    session, because a leader commits on no other."""
+    session, because a detector commits on no other, and a scraper no more than samples."""
 
     def __init__(self, cluster: str, part: str) -> None:
         self._cluster, self._part = cluster, part
@@ -109,7 +109,7 @@ class _Silence:
     def look(self, conn: sa.Connection) -> None:
         """Call it once a second. Ends the leader's session after `DEAD_AFTER_S` looks without a new
         heartbeat. It counts looks, because time also passes while the database stores no heartbeat."""
-        beat_at = read_beats(conn, self._cluster).get(self._part)
+        beat_at = _beat_at(conn, self._cluster, self._part)
         seen = _holder(conn, part_lock(self._part, self._cluster)), beat_at
         self._looks = self._looks + 1 if seen == self._seen and None not in seen else 0
         self._seen = seen
@@ -206,6 +206,13 @@ def read_beats(conn: sa.Connection, cluster: str) -> dict[str, datetime]:
     """When each part was last heard."""
     rows = conn.execute(sa.select(beats.c.part, beats.c.at).where(beats.c.cluster == cluster))
     return {row.part: row.at for row in rows}
+
+
+def _beat_at(conn: sa.Connection, cluster: str, part: str) -> datetime | None:
+    """The part's last heartbeat; a scraper's are its reports."""
+    if part != "scraper":
+        return read_beats(conn, cluster).get(part)
+    return conn.scalar(sa.select(scrapes.c.at).where(scrapes.c.cluster == cluster))
 
 
 def beats_on(engine: sa.Engine, cluster: str, part: str) -> bool:

@@ -170,11 +170,12 @@ def _processes(state: SelfHealth, now: datetime) -> Iterator[Row]:
         if part == "detector" and part not in stored.leads:
             works, text = False, say("console.health_no_detector_leads")
         yield _row(part, works, text, down=True)
-    if stored.scrape is not None or "scraper" in stored.leads:
-        text = say("console.health_active_no_report_yet")
-        if stored.scrape:
-            text = say("console.health_reported", ago=words.ago(stored.scrape.at, now))
-        yield _row("scraper", "scraper" in stored.leads, text, down=True)
+    works = "scraper" in stored.leads
+    if (scrape := stored.scrape) is None and works:
+        yield _row("scraper", works, say("console.health_active_no_report_yet"), down=True)
+    elif scrape is not None and (works or scrape.targets):  # without targets it need not run
+        text = say("console.health_reported", ago=words.ago(scrape.at, now))
+        yield _row("scraper", works and now - scrape.at < SILENT, text, down=True)
 
 
 def _stores(state: SelfHealth) -> Iterator[Row]:

@@ -83,6 +83,7 @@ def test_it_counts_what_the_database_holds(served: tuple[Api, httpx.Client]) -> 
     assert of(found, "jobs_requeued_total") == 1
     assert (of(found, "senders", route="heartbeat"), of(found, "senders_heard", route="heartbeat")) == (2, 1)
     assert (of(found, "scrapes_total", result="failed"), of(found, "scrape_samples_total")) == (2, 90)
+    assert "healer_scrape_report_age_seconds" not in found, "it has no target: it need not run"
     assert found["healer_database_up"] == {(): 1}
     assert found["healer_database_bytes"][()] > 1e6
     assert of(found, "audit_unsealed_records") == 0 and of(found, "breaker_open") == 0

@@ -3,11 +3,12 @@
 from datetime import timedelta
 
 import msgspec
+import pytest
 from fastapi.testclient import TestClient
 
 from healer.console.views import Shown, health_view
 from healer.console.views.health_view import Arrives, Row, health
-from healer.model import Loss, LossReason, Sender
+from healer.model import Loss, LossReason, ScrapeState, Sender, TargetState
 from healer.ports.answers import Backlog, HeardSender, Queue, SelfHealth, SendersHeard, Sink, Standing, Stored
 from healer.text import say
 from tests.support.console_desk import own
@@ -57,6 +58,28 @@ def test_a_detector_that_beats_but_does_not_lead_is_down() -> None:
     stored = msgspec.structs.replace(known.stored, leads=frozenset())
     found = row(health_page(msgspec.structs.replace(known, stored=stored)), "Detector")
     assert (found.tone, found.text) == ("bad", "no active detector")
+
+
+@pytest.mark.parametrize(
+    ("leads", "reported_s", "targets", "tone"),
+    [
+        (True, 4, 1, "good"),
+        (True, 90, 1, "bad"),  # frozen: it keeps its lock
+        (False, 4, 1, "bad"),
+        (False, 90, 0, None),  # the rules name nothing to fetch: none runs
+    ],
+)
+def test_a_scraper_that_leads_and_reports_works(
+    leads: bool, reported_s: int, targets: int, tone: str | None
+) -> None:
+    found = TargetState(cluster=CLUSTER, job="dcgm", target="gpu0001:9400", up=True)
+    state = ScrapeState(cluster=CLUSTER, at=NOW - timedelta(seconds=reported_s), targets=(found,) * targets)
+    stored = msgspec.structs.replace(
+        well().stored, leads=frozenset({"detector", *(["scraper"] if leads else [])}), scrape=state
+    )
+    page = health_page(msgspec.structs.replace(well(), stored=stored))
+    tones = [one.tone for section in page.sections for one in section.rows if one.name == "Scraper"]
+    assert tones == ([tone] if tone else [])
 
 
 def test_a_picture_that_is_too_old_and_none_at_all_are_down() -> None:

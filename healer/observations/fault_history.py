@@ -9,7 +9,9 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -228,6 +230,15 @@ class Noted(msgspec.Struct, frozen=True, kw_only=True):
         return MEASURED_GAP if self.measured else GAP
 
 
+class _Listed(NamedTuple):
+    """The bursts of a node, by part and fault: all, those of each part, and by rank those that explain one of
+    that rank."""
+
+    bursts: Sequence[tuple[Key, FaultBurst]]
+    by_part: Mapping[str, Sequence[tuple[Key, FaultBurst]]]
+    worse: Mapping[int, Sequence[FaultBurst]]
+
+
 # Wide: one record of bursts, and each query that incidents, repeats and ladders make of it.
 class History:
     """Bursts of one cluster by node, part and fault."""
@@ -244,6 +255,8 @@ class History:
         self._fresh_gpus: dict[tuple[str, str], GpuPart] = {}
         self._changed: dict[tuple[str, Key], dict[datetime, FaultBurst]] = defaultdict(dict)
         self._last: dict[tuple[str, str], tuple[str, datetime]] = {}
+        #: Node -> what `_on` has listed of it, until its bursts change.
+        self._listed: dict[str, _Listed] = {}
         #: (job, fault) -> where it occurred; two places are enough to know that there are several.
         self._places: dict[tuple[str, str], set[tuple[str, str]]] = {}
         #: Job -> hardware faults of its nodes: class, beginning and end.
@@ -269,12 +282,14 @@ class History:
             self._index(burst, key)
         for node in self._nodes:
             self._bound(node)
+        self._forget_listed(self._nodes)
         self._gpus |= self._fresh_gpus
         self._fresh_gpus = {}
         self.gpu_changes += 1
 
     def begin(self) -> None:
         """Begins a walk: drops what the last one noted and did not keep."""
+        self._forget_listed(self._fresh)
         self._fresh, self._changed, self._fresh_gpus = defaultdict(dict), defaultdict(dict), {}
 
     def keep(self) -> None:
@@ -362,6 +377,7 @@ class History:
         if was != now.name:
             for by_node in (self._nodes, self._fresh):
                 self._rename(by_node[node], was, now.name)
+            self._forget_listed([node])
         return False
 
     def _rename(self, by_key: dict[Key, tuple[FaultBurst, ...]], before: str, part: str) -> None:
@@ -379,6 +395,10 @@ class History:
         if gpu is None:
             return part
         return gpu.name if part in {pci, f"{BY_SERIAL}{gpu.serial}"} else part
+
+    def _forget_listed(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self._listed.pop(node, None)
 
     # --- noting -----------------------------------------------------------------------------------------
 
@@ -457,6 +477,7 @@ class History:
         return moment
 
     def _put(self, node: str, key: Key, bursts: tuple[FaultBurst, ...], burst: FaultBurst) -> None:
+        self._forget_listed([node])
         self._fresh[node][key] = bursts
         self._changed[node, key][burst.began_at] = burst
         self._index(burst, key)
@@ -503,13 +524,22 @@ class History:
         """Bursts of one fault on one part, oldest first."""
         return self._of(node, (part, fault))
 
-    def on(self, node: str, part: str | None = None) -> Iterator[tuple[Key, FaultBurst]]:
+    def on(self, node: str, part: str | None = None) -> Sequence[tuple[Key, FaultBurst]]:
         """All bursts of a part, or of the whole node."""
-        keys = {*self._nodes.get(node, ()), *self._fresh.get(node, ())}
-        for key in sorted(keys):
-            if part is None or key[0] == part:
-                for burst in self._of(node, key):
-                    yield key, burst
+        listed = self._on(node)
+        return listed.bursts if part is None else listed.by_part.get(part, ())
+
+    def _on(self, node: str) -> "_Listed":
+        """Listed once between two changes: a node that floods has thousands, each of which asks for them."""
+        listed = self._listed.get(node)
+        if listed is None:
+            keys = sorted({*self._nodes.get(node, ()), *self._fresh.get(node, ())})
+            bursts = [(key, burst) for key in keys for burst in self._of(node, key)]
+            by_part = {part: [*group] for part, group in groupby(bursts, lambda entry: entry[0][0])}
+            roots = [burst for _, burst in bursts if _is_root(burst)]
+            worse = {n: [root for root in roots if _rank(root) > n] for n in range(3)}
+            listed = self._listed[node] = _Listed(bursts, by_part, worse)
+        return listed
 
     def of_part(self, node: str, part: str) -> Iterator[tuple[Key, FaultBurst]]:
         """All bursts of a part; for a GPU known by its own name, including those on nodes where it was
@@ -553,15 +583,12 @@ class History:
     def is_explained(self, burst: FaultBurst) -> bool:
         """A worse fault that the driver reported on its node, or on a node of one of its jobs, came with
         it."""
-        roots = [other for _, other in self.on(burst.node) if _is_root(other)]
+        rank = _rank(burst)
+        roots = [*self._on(burst.node).worse[rank]]
         for job in burst.jobs:
-            roots += self._roots.get(job, {}).values()
-        rank = _RANK.get(burst.fault_class, 0)
+            roots += (root for root in self._roots.get(job, {}).values() if _rank(root) > rank)
         return any(
-            _RANK[root.fault_class] > rank
-            and root.began_at - NEAR <= burst.last_at
-            and burst.began_at <= root.last_at + NEAR
-            for root in roots
+            root.began_at - NEAR <= burst.last_at and burst.began_at <= root.last_at + NEAR for root in roots
         )
 
 
@@ -577,6 +604,10 @@ def _continues(burst: FaultBurst, at: datetime, new: Noted) -> bool:
 
 def _is_root(burst: FaultBurst) -> bool:
     return burst.fault_class in _RANK and fault_is(burst.fault, Trait.root)
+
+
+def _rank(burst: FaultBurst) -> int:
+    return _RANK.get(burst.fault_class, 0)
 
 
 def _worse(first: FaultClass, second: FaultClass) -> FaultClass:

@@ -3,6 +3,8 @@
 Repeats, combinations, rungs and recoveries are in `rules/cases/history-*.yaml`.
 """
 
+import sys
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -228,6 +230,27 @@ def test_a_node_keeps_a_bound_of_bursts_and_the_newest_stay(restarted: bool) -> 
     history.keep()
     parts = [key[0] for key, _ in history.on(name(1))]
     assert parts == [f"{number:08x}:00:00" for number in range(count - NODE_KEPT, count)]
+
+
+def test_a_flood_of_one_node_costs_in_proportion_to_its_lines() -> None:
+    """A walk asks the history about each fault that it noted. When each answer listed the whole node, 5,000
+    lines of one node held up the faults of all others for a minute."""
+
+    def cost(count: int) -> int:
+        history, calls = History(CLUSTER), Counter[str]()
+        for number in range(count):
+            history.note(noted("xid-79" if number % 2 else "xid-31", 0, part=f"{number:08x}:00:00"))
+        asked = history.touched
+        sys.setprofile(lambda frame, event, _: calls.update([event]))
+        try:
+            for key, burst in asked:
+                history.is_explained(burst)
+                next(iter(history.of_part(burst.node, key[0])))
+        finally:
+            sys.setprofile(None)
+        return calls.total()
+
+    assert cost(1200) <= 4 * cost(400)
 
 
 def test_a_week_is_looked_back_and_no_longer() -> None:

@@ -12,6 +12,7 @@ import contextlib
 import hmac
 import logging
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -34,6 +35,9 @@ _ANSWER_MAX = 64 * 1024
 _LATER = (408, 425, 429)
 #: The prefix of a base64 secret in Standard Webhooks.
 _SECRET_PREFIX = "whsec_"  # noqa: S105
+
+#: The encodings that `read_body` unpacks.
+PACKED = {"accept-encoding": "gzip, deflate"}
 
 _REFERENCE_MAX = 200
 #: Verbs that the feed leaves out: deliveries to sinks, among them those of the feed.
@@ -70,6 +74,7 @@ class SignedWebhook:
         headers = {
             "content-type": "application/cloudevents+json",
             "user-agent": f"healer/{__version__}",
+            **PACKED,
             **signed_headers(self._key, event["id"], self._now(), body),
         }
         try:
@@ -259,12 +264,19 @@ def _key(secret: str | None) -> bytes | None:
 
 def read_body(response: httpx.Response, most: int, until: float) -> bytes | None:
     """The body of a streamed answer; None if it is longer than `most` bytes or not complete by `until`
-    (`time.monotonic`): a time-out of the client is for each byte, so that one that drips never ends."""
-    content = bytearray()
-    for part in response.iter_bytes():
-        content += part
-        if len(content) > most or time.monotonic() > until:
-            return None
+    (`time.monotonic`): a time-out of the client is for each byte, so that one that drips never ends. It is
+    unpacked here, as httpx makes gigabytes of a part of a few bytes; ask for it with `PACKED`."""
+    content, size = bytearray(), 0
+    packed = response.headers.get("content-encoding", "identity").strip().lower()
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32) if packed in ("gzip", "deflate") else None
+    try:
+        for part in response.iter_raw():
+            size += len(part)
+            content += unpacker.decompress(part, most + 1 - len(content)) if unpacker else part
+            if max(size, len(content)) > most or time.monotonic() > until:
+                return None
+    except zlib.error as error:
+        raise httpx.DecodingError(str(error), request=response.request) from error
     return bytes(content)
 
 

@@ -12,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -23,11 +24,14 @@ import httpx
 import msgspec
 import psycopg
 
+from healer.adapters.webhook import PACKED, read_body
 from healer.ports.audit_store import Witness, WitnessAway
 from healer.text import said_by, say
 
 #: A witness that does not answer by then is asked again later.
 TIMEOUT_S = 10.0
+#: A time stamp with its certificates has a few KB.
+_STAMP_MAX = 256 * 1024
 #: Facility 13 (log audit), severity 6 (informational).
 _PRIORITY = 13 * 8 + 6
 _INSERT = "INSERT INTO healer_witness (line) VALUES (%s)"
@@ -197,10 +201,8 @@ class StampWitness:
             data, query, reply = (Path(name, kind) for kind in ("data", "query", "reply"))
             data.write_bytes(b"".join(lines))
             self._openssl("-query", "-data", data, "-sha256", "-cert", "-out", query)
-            kind = {"Content-Type": "application/timestamp-query"}
             try:
-                answer = httpx.post(self._url, content=query.read_bytes(), headers=kind, timeout=TIMEOUT_S)
-                reply.write_bytes(answer.raise_for_status().content)
+                reply.write_bytes(self._answer(query.read_bytes()))
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise WitnessAway(
                     say("audit.gave_no_time_stamp", name=self.name, why=said_by(error))
@@ -208,6 +210,13 @@ class StampWitness:
             self._openssl("-verify", "-queryfile", query, "-in", reply, "-CAfile", self._ca)
             stamp = _Stamp(stamp=reply.read_bytes(), lines=len(lines))
         FileWitness(self._path).send([*lines, msgspec.json.encode(stamp) + b"\n"])
+
+    def _answer(self, query: bytes) -> bytes:
+        headers = {"Content-Type": "application/timestamp-query", **PACKED}
+        until = time.monotonic() + TIMEOUT_S
+        with httpx.stream("POST", self._url, content=query, headers=headers, timeout=TIMEOUT_S) as answer:
+            found = read_body(answer.raise_for_status(), _STAMP_MAX, until)
+        return found or b""  # no reply for openssl either
 
     def lines(self) -> Iterator[bytes]:
         """Those that a stamp proves, and that were stamped within `STAMPED_WITHIN` of their own time."""

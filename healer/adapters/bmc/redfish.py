@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from healer import __version__
-from healer.adapters.webhook import cause_of, decode_json, read_body
+from healer.adapters.webhook import PACKED, cause_of, decode_json, read_body
 from healer.model import Power, ResetKind
 from healer.ports.node_exec import BmcError, BmcUnavailable
 from healer.text import Said, joined, quoted, say
@@ -73,6 +73,7 @@ class Redfish:
                 "user-agent": f"healer/{__version__}",
                 "accept": "application/json",
                 "odata-version": "4.0",
+                **PACKED,
             },
             limits=httpx.Limits(max_keepalive_connections=0),
         )

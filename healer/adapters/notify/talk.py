@@ -12,6 +12,7 @@ import msgspec
 
 from healer import __version__
 from healer.adapters.webhook import (
+    PACKED,
     TIMEOUT_S,
     bad_answer,
     decode_json,
@@ -47,7 +48,9 @@ class Talk:
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request's address at INFO
         self.who, self._timeout_s = who, timeout_s
         self._client = httpx.Client(
-            timeout=timeout_s, follow_redirects=False, headers={"user-agent": f"healer/{__version__}"}
+            timeout=timeout_s,
+            follow_redirects=False,
+            headers={"user-agent": f"healer/{__version__}", **PACKED},
         )
 
     def post(self, url: str, body: Any, headers: dict[str, str] | None = None) -> Reply:

@@ -17,7 +17,14 @@ import httpx
 import msgspec
 
 from healer import __version__
-from healer.adapters.webhook import TIMEOUT_S, decode_json, failed_before_answer, read_body, retry_after_s
+from healer.adapters.webhook import (
+    PACKED,
+    TIMEOUT_S,
+    decode_json,
+    failed_before_answer,
+    read_body,
+    retry_after_s,
+)
 from healer.ports.outbound import DeliveryFailed
 from healer.text import Said, say, to_text
 
@@ -96,6 +103,7 @@ class Calls:
         usual = {
             "user-agent": f"healer/{__version__}",
             "accept": "application/json",
+            **PACKED,
             "authorization": _authorization(access),
         }
         self._client = httpx.Client(follow_redirects=False, headers={**usual, **(headers or {})})

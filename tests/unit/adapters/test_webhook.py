@@ -1,10 +1,16 @@
-"""The signature, against the published example of Standard Webhooks."""
+"""The signature, against the published example of Standard Webhooks, and bounds of answers."""
 
+import gzip
+import math
+import tracemalloc
+from collections.abc import Callable
 from datetime import UTC, datetime
 
+import httpx
 import pytest
+import zstandard
 
-from healer.adapters.webhook import SignedWebhook, signed_headers
+from healer.adapters.webhook import SignedWebhook, read_body, signed_headers
 
 
 def test_the_published_example_of_a_signature():
@@ -27,3 +33,25 @@ def test_a_wrong_secret_is_named_but_not_shown():
     with pytest.raises(ValueError, match="HEALER_WEBHOOK_SECRET") as wrong:
         SignedWebhook("http://127.0.0.1:9/", "whsec_***")
     assert "***" not in str(wrong.value)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
+def test_a_packed_answer_takes_no_more_memory_than_its_bound(pack: Callable[[bytes], bytes]):
+    packed = pack(bytes(256 << 20))
+    encoding = "gzip" if pack is gzip.compress else "zstd"
+    answer = httpx.Response(200, headers={"content-encoding": encoding}, stream=httpx.ByteStream(packed))
+    tracemalloc.start()
+    try:
+        found = read_body(answer, 64 * 1024, math.inf)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert not found or found == packed  # one that was not asked for stays as it is
+    assert most < 4 << 20
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+def test_an_answer_is_read_as_it_was_packed(encoding: str):
+    packed = gzip.compress(b"{}") if encoding == "gzip" else b"{}"
+    answer = httpx.Response(200, headers={"content-encoding": encoding}, stream=httpx.ByteStream(packed))
+    assert read_body(answer, 1024, math.inf) == b"{}"

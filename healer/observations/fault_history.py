@@ -189,13 +189,15 @@ MEASURED_GAP = timedelta(minutes=6)
 #: A root explains what comes this shortly before it, and after it.
 NEAR = timedelta(seconds=30)
 
-#: Limits on jobs and users, on units, on bursts of one fault on one part, and on bursts of one node.
+#: Limits on jobs and users, on units, on bursts of one fault on one part, on bursts of one node, and on boots
+#: of a node with a GPU.
 PEOPLE_KEPT = 16
 UNITS_KEPT = 8
 BURSTS_KEPT = 64
 NODE_KEPT = 1000
 JOBS_KEPT = 50_000
 ROOTS_KEPT = 32
+STAYS_KEPT = 8
 
 #: Prefix of the fault of a marker burst: a person has settled the fault behind it, up to that time.
 SETTLED = "settled:"
@@ -205,6 +207,14 @@ ONE_MOMENT = timedelta(milliseconds=1)
 _RANK = {FaultClass.degraded: 1, FaultClass.fatal: 2}
 
 Key = tuple[str, str]
+
+
+class _Stay(NamedTuple):
+    """From when to when a node named a GPU in one boot; the last boot may go on."""
+
+    boot_id: str | None
+    since: datetime
+    until: datetime
 
 
 class Noted(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,6 +274,8 @@ class History:
         self._placed: dict[str, set[tuple[str, Key]]] = defaultdict(set)
         #: UUID or serial number of a GPU -> the nodes on which it had a fault.
         self._homes: dict[str, set[str]] = defaultdict(set)
+        #: (node, GPU) -> its stays there, oldest first.
+        self._stays: dict[tuple[str, str], list[_Stay]] = {}
 
     # --- keeping ----------------------------------------------------------------------------------------
 
@@ -349,7 +361,11 @@ class History:
         """The node reported which GPU is at an address. A different one than before is a new part, which
         starts clean; bursts stored only under the address or the serial number belong to this GPU."""
         part = reported_part(uuid, serial)
-        if part is not None and self._learn(node, pci, part):
+        if part is None:
+            return
+        is_other = self._learn(node, pci, part)
+        self._note_stay(node, self.gpu_at(node, pci) or part.name, at, boot_id)
+        if is_other:
             where = Component(cluster=self.cluster, node=node, pci=pci)
             self.note(
                 Noted(
@@ -362,6 +378,21 @@ class History:
                     boot_id=boot_id,
                 )
             )
+
+    def _note_stay(self, node: str, gpu: str, at: datetime, boot_id: str | None) -> None:
+        stays = self._stays.setdefault((node, gpu), [])
+        last = stays[-1] if stays else None
+        if last is not None and (boot_id is None or last.boot_id in (None, boot_id)):
+            stays[-1] = _Stay(boot_id or last.boot_id, last.since, max(last.until, at))
+        else:
+            stays[:] = [*stays[1 - STAYS_KEPT :], _Stay(boot_id, at, at)]
+        if len(self._stays) > JOBS_KEPT:
+            del self._stays[next(iter(self._stays))]
+
+    def _was_there(self, node: str, gpu: str, at: datetime) -> bool:
+        """Whether the GPU was in the node at that time: within one boot no GPU leaves it."""
+        stays = self._stays.get((node, gpu), [])
+        return any(stay.since < at <= stay.until for stay in stays) or (bool(stays) and at > stays[-1].since)
 
     def _learn(self, node: str, pci: str, part: GpuPart) -> bool:
         """True if another GPU was known there."""
@@ -543,9 +574,12 @@ class History:
 
     def of_part(self, node: str, part: str) -> Iterator[tuple[Key, FaultBurst]]:
         """All bursts of a part; for a GPU known by its own name, including those on nodes where it was
-        before."""
-        for home in (node, *sorted(self._homes.get(part, set()) - {node})):
-            yield from self.on(home, part)
+        before, but nothing that another node says of it while it is here."""
+        yield from self.on(node, part)
+        for home in sorted(self._homes.get(part, set()) - {node}):
+            for key, burst in self.on(home, part):
+                if not self._was_there(node, part, burst.began_at):
+                    yield key, burst
 
     def nodes(self) -> list[str]:
         """The nodes with recorded bursts."""

@@ -188,6 +188,19 @@ def test_a_new_gpu_inherits_nothing_of_an_old_one_that_was_named_late_across_a_r
     assert not [burst for _, burst in again.of_part(name(1), "GPU-b") if burst.fault == "xid-63"]
 
 
+@pytest.mark.parametrize(("back", "count"), [("b1", 0), ("b2", 1)])
+def test_no_node_speaks_of_a_gpu_that_is_in_another(back: str, count: int) -> None:
+    """Within one boot no GPU leaves its node. By the UUID of a neighbour's GPU a node's token made the first
+    error there one that a reset had not ended: the GPU was to be replaced."""
+    history, gpu = History(CLUSTER), "GPU-a"
+    history.identify(name(1), PCI, gpu, later(0), "b1")
+    history.identify(name(2), PCI, gpu, later(600), "c1")
+    history.note(noted("xid-94", 11, node=name(2), part=gpu))
+    history.identify(name(1), PCI, gpu, later(1200), back)
+    found = [burst.node for _, burst in history.of_part(name(1), gpu)]
+    assert found == [name(2)] * count
+
+
 @pytest.mark.parametrize("named", [{"uuid": "GPU-a"}, {"uuid": "", "serial": S1}])
 def test_a_gpu_keeps_its_faults_on_another_node(named: dict[str, str]) -> None:
     history = History(CLUSTER)

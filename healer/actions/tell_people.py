@@ -146,7 +146,7 @@ def _is_later_run(ctx: Context) -> bool:
 
 
 def _is_ticketed(ctx: Context) -> bool:
-    """Whether its ticket was opened before this run: by an earlier one, or while the breaker was open."""
+    """Whether its ticket was opened before this run: by an earlier one, or while a guard held this one."""
     return _is_later_run(ctx) or (ctx.incident is not None and ctx.incident.ticket_precedes_run)
 
 

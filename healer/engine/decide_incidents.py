@@ -466,18 +466,20 @@ def fold_held(walk: Walk) -> None:
             fold_into_wave(walk.work, wave, held)
 
 
+_HOLD_UNTIL_PEOPLE_ACT = frozenset({Guard.breaker, Guard.floor})
+
+
 def ticket_held(walk: Walk) -> None:
-    """Opens tickets for incidents whose run the breaker holds: an open breaker still tickets (law 3)."""
-    if walk.gate.breaker.state is not BreakerState.open:
-        return
+    """Opens tickets for incidents whose run waits for people to act elsewhere: to reset the open breaker,
+    which still tickets (law 3), or to return other nodes, as too few are in service."""
     for incident in walk.open_incidents():
         if (
             incident.ticket_precedes_run
-            or incident.held_by is not Guard.breaker
+            or incident.held_by not in _HOLD_UNTIL_PEOPLE_ACT
             or Remedy.ticket not in incident.remedy
         ):
             continue
-        # Runs of this walk alone are read: one that only suggests stays here as long as the breaker is open.
+        # Runs of this walk alone are read: one that only suggests stays here as long as the guard holds it.
         name = incident.run or ""
         run = walk.runs.get(name) or walk.tx.run(name)
         if run is None or run.state is not RunState.held or run.mode is not Mode.auto:

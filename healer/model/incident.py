@@ -177,7 +177,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     run_count: int = 0
     #: The guard that keeps healer back, and a digest of the last stored decision (stored again on change).
     held_by: Guard | None = None
-    #: Its ticket was opened while the breaker held its run, whose own step then updates it.
+    #: Its ticket was opened while the breaker or the floor held its run, whose own step then updates it.
     ticket_precedes_run: bool = False
     decision_key: str = ""
     p0_since: datetime | None = None

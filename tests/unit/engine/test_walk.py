@@ -458,6 +458,23 @@ def test_what_the_open_breaker_holds_has_its_ticket_to_which_the_run_adds_later(
     assert [one.stage for one in _tickets(site, alone)].count(TicketStage.opened) == 1
 
 
+def test_what_the_floor_holds_pages_and_has_its_ticket_to_which_the_run_adds_later() -> None:
+    """Law 2: a node that must stay in service pages; a person needs the ticket to get it repaired."""
+    site = Site(20)
+    for number in (1, 2):
+        site.slurm.drain(name(number), "power supply")
+    site.run_for(60, *site.say(9, FATAL))
+    incident = next(one for one in site.open_incidents if one.root.node == name(9))
+    assert (incident.held_by, incident.severity) == (Guard.floor, Severity.P0)
+    assert [page.incident for page in site.pages] == [incident.id]
+    (filed,) = _tickets(site, incident)
+    assert filed.stage is TicketStage.opened
+    site.slurm.resume(name(1))
+    site.run_for(60)
+    assert site.node(9).drain
+    assert [one.stage for one in _tickets(site, incident)].count(TicketStage.opened) == 1
+
+
 def test_an_open_breaker_opens_no_ticket_for_a_rule_that_only_suggests() -> None:
     site = Site(20, mode=Mode.suggest)
     site.ledger.tables.breaker = Breaker(cluster=CLUSTER, state=BreakerState.open, since=site.now)

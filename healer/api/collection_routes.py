@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from healer.api.access import Operator, Viewer, allowed_run, clusters_shown, confine
-from healer.api.documents import answers
+from healer.api.documents import answers, streams
 from healer.api.node_views import VALUES, DeviceDetail, DeviceView, device_detail, device_views
 from healer.api.problems import field_error
 from healer.api.request_fields import Cursor, Id, Limit, Name
@@ -59,7 +59,12 @@ def run_evidence(request: Request, caller: Operator, id: Id) -> Response:
     return answer(request, Page(items=services_of(request).evidence.files(run=run.id)))
 
 
-@router.get("/evidence/{id}", operation_id="one_api_v1_evidence__id__get", response_class=Response)
+@router.get(
+    "/evidence/{id}",
+    operation_id="one_api_v1_evidence__id__get",
+    response_class=Response,
+    responses=streams("application/gzip", "the file"),
+)
 def evidence_file(request: Request, caller: Operator, id: Id) -> Response:
     """One file: text, packed with gzip. The download is audited."""
     services = services_of(request)

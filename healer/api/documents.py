@@ -197,6 +197,11 @@ def answers(
     return {status: {"description": text, "content": content}}
 
 
+def streams(media: str, text: str) -> dict[int | str, dict[str, Any]]:
+    """`responses=` of a route that answers with a text or file of one media type."""
+    return {200: {"description": text, "content": {media: {"schema": {"type": "string"}}}}}
+
+
 def _sentence_schema(kind: type) -> dict[str, Any]:
     """The schema of a sentence: a text. Raises NotImplementedError for a type that has none."""
     if kind is Said:
@@ -234,14 +239,32 @@ def install(app: FastAPI, prefix: str) -> None:
     app.openapi = document  # type: ignore[method-assign]
 
 
+#: Routes that need no token, and those under them.
+_OPEN = (
+    "/healthz", "/readyz", "/enroll", "/account/password", "/chat/slack", "/break-glass/open", "/login",
+)  # fmt: skip
+_KEY_HEADER = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+    "description": "the same request with the same key gets the same answer for 24 h",
+}
+
+
 def _finish(made: dict[str, Any], schemas: tuple[Any, ...]) -> None:
-    """Inserts msgspec's schemas, and the problem as the answer to everything else."""
+    """Inserts msgspec's schemas, what needs no token, the key of acting routes, and the problem as the answer
+    to everything else."""
     problem = {
         "description": "a problem (RFC 9457)",
         "content": {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}},
     }
-    for operations in made["paths"].values():
-        for operation in operations.values():
+    for path, operations in made["paths"].items():
+        is_open = any(f"{path}/".removeprefix("/api/v1").startswith(f"{route}/") for route in _OPEN)
+        for method, operation in operations.items():
+            if is_open:
+                operation["security"] = []
+            elif method != "get" and "/signals/" not in path:
+                operation.setdefault("parameters", []).append(_KEY_HEADER)
             responses = operation.setdefault("responses", {})
             responses.pop("422", None)
             responses.setdefault("default", problem)

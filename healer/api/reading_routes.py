@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from healer.api.access import JobReader, Viewer, clusters_shown, confine, named_cluster, need
-from healer.api.documents import answers
+from healer.api.documents import answers, streams
 from healer.api.granted import NoRole, is_stranger
 from healer.api.incident_views import (
     STEPS,
@@ -267,7 +267,11 @@ def audit_verify(request: Request, caller: Viewer) -> Response:
     return answer(request, services_of(request).audit.verify())
 
 
-@router.get("/audit/export", response_class=StreamingResponse)
+@router.get(
+    "/audit/export",
+    response_class=StreamingResponse,
+    responses=streams("application/x-ndjson", "one record a line"),
+)
 def audit_export(request: Request, caller: Annotated[Caller, need(Role.auditor)]) -> StreamingResponse:
     """The chain as JSON Lines: another machine verifies it without the database."""
     confine(request, caller)
@@ -347,7 +351,11 @@ def _goodput_span(wanted: GoodputFilter, now: datetime) -> tuple[datetime, datet
     raise Problem(422, text, errors=[{"field": "from", "detail": text}])
 
 
-@router.get("/events/stream", response_class=StreamingResponse)
+@router.get(
+    "/events/stream",
+    response_class=StreamingResponse,
+    responses=streams("text/event-stream", "the events"),
+)
 async def events(request: Request, caller: Viewer, cluster: Name = None) -> StreamingResponse:
     """Server-sent events: incident, run, fleet, breaker, pause, audit; `reset`: fetch everything again."""
     if caller.node or caller.job:

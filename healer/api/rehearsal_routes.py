@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
 from healer.api.access import Admin, Operator, Viewer, allowed_cluster, clusters_shown, confine
-from healer.api.documents import answers
+from healer.api.documents import answers, streams
 from healer.api.problems import Problem, field_error
 from healer.api.request_fields import Body, Id, Moment, Name, Reason, Text, Word, once
 from healer.api.responses import answer
@@ -128,7 +128,7 @@ def rehearsal(request: Request, caller: Viewer, id: Id) -> Response:
     return answer(request, _allowed_rehearsal(request, caller, id))
 
 
-@router.get("/rehearsals/{id}/diff", response_class=Response)
+@router.get("/rehearsals/{id}/diff", response_class=Response, responses=streams("text/plain", "the diff"))
 def diff(request: Request, caller: Viewer, id: Id) -> Response:
     """The change as a unified diff, for `git apply`."""
     rehearsal = _allowed_rehearsal(request, caller, id)
@@ -137,7 +137,7 @@ def diff(request: Request, caller: Viewer, id: Id) -> Response:
     )
 
 
-@router.get("/rehearsals/{id}/file", response_class=Response)
+@router.get("/rehearsals/{id}/file", response_class=Response, responses=streams("text/plain", "the file"))
 def file(request: Request, caller: Viewer, id: Id) -> Response:
     """The changed file."""
     rehearsal = _allowed_rehearsal(request, caller, id)

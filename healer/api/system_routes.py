@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from healer.api.access import Viewer, clusters_shown
 from healer.api.collection_routes import scrape_gauges
-from healer.api.documents import answers
+from healer.api.documents import answers, streams
 from healer.api.metrics import DATABASE_UP, Found, exposition, job_figures
 from healer.api.responses import answer, answer_json, as_json
 from healer.api.services import Services, services_of
@@ -67,7 +67,7 @@ def _spooled(services: Services, spooling: Spooling | None) -> dict[str, Any]:
     }
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=Response, responses=streams("text/plain", "the figures"))
 def metrics(request: Request, caller: Viewer) -> Response:
     """healer's own figures, as Prometheus reads them. While the database is away: those of this process."""
     services, shown = services_of(request), clusters_shown(request, caller)

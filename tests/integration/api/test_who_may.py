@@ -140,6 +140,28 @@ def test_the_table_has_every_route_and_each_role_passes_where_it_says(own: Desk)
     assert wrong_in(own, WHO | {path: {"post": SEND} for path in senders}) == []
 
 
+def test_the_document_says_what_needs_no_token_and_names_the_form_of_each_answer(own: Desk) -> None:
+    """A client that is generated from it signs in where it has to, and reads what comes."""
+    operations = {
+        (method, path): operation
+        for path, methods in own.api.app.openapi()["paths"].items()
+        for method, operation in methods.items()
+    }
+    free = {path for (_, path), operation in operations.items() if operation.get("security") == []}
+    assert {path.removeprefix("/api/v1") for path in free} == OPEN - {"/openapi.json", "/docs"}
+    silent = [
+        (method, path)
+        for (method, path), operation in operations.items()
+        for status, answer in operation["responses"].items()
+        if "content" not in answer and status != "204"
+    ]
+    assert silent == []
+    for (method, path), operation in operations.items():
+        keyed = any(each["name"] == "Idempotency-Key" for each in operation.get("parameters", ()))
+        acts = method != "get" and path not in free and "/signals/" not in path
+        assert keyed is acts, (method, path)
+
+
 def wrong_in(desk: Desk, table: dict[str, dict[str, set[str]]]) -> list[str]:
     """Where a role passes and should not, or does not and should."""
     return [

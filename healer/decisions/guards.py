@@ -220,7 +220,9 @@ def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
     node = node_of(proposal, facts)
     if node is None:
         return unknown_node(Guard.maintenance, proposal, facts)
-    window = planned_window(rules, facts.cluster, node, now, facts.snapshot)
+    moments = (now, facts.read_at or now)  # a clock that is ahead must not end it, nor one behind delay it
+    windows = (planned_window(rules, facts.cluster, node, moment, facts.snapshot) for moment in moments)
+    window = next(filter(None, windows), None)
     if window is None and proposal.by is None and _needs_power(proposal, node, facts):
         why = say("decisions.switched_off", node=node.name, state="+".join(node.state))
         return hold(Guard.maintenance, why, used=1, limit=0)

@@ -273,6 +273,12 @@ class TestMaintenance:
     def test_open_bounds(self):
         assert answer(Guard.maintenance, drain(), facts(), self.site()).kind is AnswerKind.hold
 
+    @pytest.mark.parametrize("now", [later(minutes=10), ago(minutes=10)], ids=["ahead", "behind"])
+    def test_a_wrong_clock_of_the_workers_ends_and_delays_no_work(self, now):
+        site, known = self.site(since=ago(minutes=5), until=later(minutes=5)), facts(read_at=NOW)
+        assert answer(Guard.maintenance, drain(), known, site, now=now).kind is AnswerKind.hold
+        assert answer(Guard.maintenance, drain(9), known, site, now=now).kind is AnswerKind.allow
+
     def test_slurms_own_flag(self):
         fleet = [node(1, state=("IDLE", "MAINTENANCE")), *others()]
         assert answer(Guard.maintenance, drain(), facts(fleet)).kind is AnswerKind.hold

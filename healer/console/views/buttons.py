@@ -141,11 +141,13 @@ def from_here_buttons(run: Run, log: Iterable[LogEntry], role: Role) -> dict[str
 
 
 def resume_button(incident: Incident, node: str) -> Button:
-    return _resume({"cluster": incident.cluster, "node": node, "incident": incident.id}, key="r")
+    return _resume({"cluster": incident.cluster, "node": node, "incident": incident.id})
 
 
 def _resume(body: dict[str, str], **fields: Any) -> Button:
-    return _start("resume", body, **{**worded("resume", node=body["node"]), "primary": True, **fields})
+    return _start(
+        "resume", body, **{**worded("resume", node=body["node"]), "primary": True, "key": "r", **fields}
+    )
 
 
 def acknowledge_button(incident: Incident) -> Button:

@@ -36,6 +36,13 @@ def test_node_drained_by_healer_offers_only_the_return() -> None:
     assert labels(row(NodeKind.out_healer)) == ["Resume", "Return to service", "Collect evidence"]
 
 
+def test_key_r_resumes_the_node_as_the_list_of_keys_says() -> None:
+    resume, *others = node_buttons(
+        row(NodeKind.out_healer), CLUSTER, Role.operator, shipped().playbooks.values()
+    )
+    assert (resume.key, {button.key for button in others}) == ("r", {""})
+
+
 def test_node_drained_by_slurm_offers_adoption() -> None:
     assert labels(row(NodeKind.out_slurm)) == ["Adopt slurm drain", "Collect evidence"]
 

@@ -13,7 +13,7 @@ from healer.model.telemetry import ScrapeState
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Backlog, Queue, SelfHealth, SendersHeard, Sink, Standing
 from healer.ports.callers import enrolled_name
-from healer.text import joined, name_some, quoted, say
+from healer.text import joined, name_some, quoted, say, unstopped
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)
@@ -262,7 +262,7 @@ def _sinks(sinks: Iterable[Sink], now: datetime) -> Iterator[Row]:
         parts += [say("console.health_failed", failed=sink.failed)] if sink.failed else []
         text = joined(parts, "comma")
         if sink.error and (sink.failed or sink.due):
-            text = joined((text, quoted(sink.error)), "stop")
+            text = joined((text, unstopped(sink.error)), "stop")
         tries = sink.due and sink.error
         yield _row("sink", not (sink.failed or tries), text, name=sink.name)
 

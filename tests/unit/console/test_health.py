@@ -10,7 +10,7 @@ from healer.console.views import Shown, health_view
 from healer.console.views.health_view import Arrives, Row, health
 from healer.model import Loss, LossReason, ScrapeState, Sender, TargetState
 from healer.ports.answers import Backlog, HeardSender, Queue, SelfHealth, SendersHeard, Sink, Standing, Stored
-from healer.text import say
+from healer.text import quoted, say
 from tests.support.console_desk import own
 from tests.support.console_sample import CLUSTER, NOW
 from tests.support.console_site import Site, make_sample, standing_of
@@ -136,6 +136,14 @@ def test_samples_that_are_stored_already_need_no_attention() -> None:
         return row(health_page(well(), arrives=arrives), "Rejected")
 
     assert (lost(LossReason.out_of_order).tone, lost(LossReason.late).tone) == ("good", "warn")
+
+
+def test_an_error_that_ends_with_a_stop_gets_no_second_one() -> None:
+    site = Site(make_sample(32))
+    sink = Sink(name="tickets", due=1, error=quoted("Jira answered 400: Cost center is required."))
+    site.own = msgspec.structs.replace(well(), stored=msgspec.structs.replace(well().stored, sinks=(sink,)))
+    page = TestClient(site.app).get("/health", headers=COOKIE).text
+    assert "is required." in page and "is required.." not in page
 
 
 def test_the_page_shows_it_and_leaves_what_sinks_say_text() -> None:

@@ -82,7 +82,16 @@ from healer.model import (
     Sharing,
     Verdict,
 )
-from healer.model.faults import OUTAGES, PLACES_SILENT, REPEATS, Trait, fault_is, silences_behind, wave_rule
+from healer.model.faults import (
+    OUTAGES,
+    PLACES_SILENT,
+    REPEATS,
+    Trait,
+    fault_is,
+    once,
+    silences_behind,
+    wave_rule,
+)
 from healer.observations.silences import Outage
 from healer.text import say
 
@@ -151,7 +160,8 @@ def _add_evidence(book: Book, incident: Incident, finding: Finding) -> None:
 
 
 def _join(book: Book, incident: Incident, finding: Finding) -> None:
-    before, incident = incident, confirm_after_work(incident, finding, _reported_at(book, finding), book.now)
+    before, found_at = incident, _reported_at(book, finding)
+    incident = confirm_after_work(incident, finding, found_at, book.now, of_boot=_is_of_boot(book, finding))
     digests = {evidence.digest for evidence in incident.evidence}
     fresh = tuple(evidence for evidence in finding.evidence if evidence.digest not in digests)
     heard = add_reports(incident, finding)
@@ -229,6 +239,14 @@ def _reported_at(book: Book, finding: Finding) -> datetime:
     if not first.line or node is None:
         return finding.arrived_at
     return book.picture.node(node).moment(finding.at, finding.arrived_at)
+
+
+def _is_of_boot(book: Book, finding: Finding) -> bool:
+    """Whether the node has reported the fault in the boot in which it is."""
+    where = finding.component
+    part, boot = part_of(book.picture, where), book.picture.node(where.node or "").boot_id
+    bursts = book.picture.history.of(where.node or "", part, once(finding.fault))
+    return boot is not None and any(burst.boot_id == boot for burst in bursts)
 
 
 def _has_grown(incident: Incident, finding: Finding) -> bool:

@@ -23,11 +23,18 @@ from healer.model.faults import Trait, fault_is
 from healer.text import Said, say
 
 
-def confirm_after_work(incident: Incident, finding: Finding, found_at: datetime, now: datetime) -> Incident:
+def confirm_after_work(
+    incident: Incident, finding: Finding, found_at: datetime, now: datetime, *, of_boot: bool
+) -> Incident:
     """The incident, marked as seen again if the finding, dated `found_at` by our clock, shows that the fault
-    outlived the planned work under which it arose. An event is new in that case; a measured level may date
-    from before."""
-    if incident.waits_since is None or not is_proof(incident, finding) or found_at <= incident.waits_since:
+    outlived the planned work under which it arose, or the boot after which it waits. An event is new in that
+    case; a measured level may date from before.
+
+    `of_boot`: the fault was reported in the present boot. Such a line is often the boot's first, and written
+    before anything else showed the boot."""
+    if incident.waits_since is None or not is_proof(incident, finding):
+        return incident
+    if found_at <= incident.waits_since and (incident.plan or not of_boot):
         return incident
     news = finding.evidence[0].sense not in MEASURED
     out = incident.node_was_out and not news

@@ -1,16 +1,17 @@
 """A node that is known bad and must stay in service: jobs that are put back are kept off it, for as long."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from healer.model import Run, RunState, SlurmCall, SlurmJob
+from healer.model import Mode, Run, RunState, SlurmCall, SlurmJob
 from healer.ports.scheduling import NotAvailable, Scheduler
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.jobs import NODE, Lacking, guards, job_of, site_of
-from tests.support.loop import LOST, Crash, Site, equip, name
+from tests.support.loop import LOST, Crash, Site, beat, equip, name
 
 BAD, OWN = name(2), name(9)
 
@@ -195,3 +196,20 @@ def test_without_exclusion_the_job_still_starts_and_it_is_reported() -> None:
     (run,) = [one for one in site.runs if one.by == "ann"]
     said = [one.text for one in site.log(run.id, "requeue")]
     assert any("Could not exclude gpu0002 from job" in text for text in said)
+
+
+@pytest.mark.parametrize("beats", [False, True])
+def test_a_gpu_that_is_lost_in_the_next_boot_too_was_seen_again(beats: bool) -> None:
+    """The line is the first of its boot, or was written before the first heartbeat of it. As if older than
+    the boot it counted for nothing: after 30 minutes the incident of the dead GPU was resolved."""
+    site = Site(4, mode=Mode.approve)
+    site.run_for(4, *site.say(1, LOST, boot_id="b1"))
+    site.clock.advance(300)
+    written_at = site.now - timedelta(seconds=20)
+    if beats:
+        site.run_for(2, beat(name(1), site.now, boot_id="b2"))
+    site.run_for(4, *site.say(1, LOST, boot_id="b2", event_at=written_at))
+    site.run_for(3600, step_s=60)
+    assert site.incident.is_open and site.incident.waits_since is None
+    (run,) = site.runs
+    assert run.state is RunState.waiting_approval

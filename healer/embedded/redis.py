@@ -28,6 +28,9 @@ from healer.text import say
 
 #: kombu uses ZRANGE … BYSCORE, new in 6.2.
 OLDEST = (6, 2)
+#: What all who reach its socket may ask of it: commands of administrators write files and load libraries, and
+#: its user also owns PostgreSQL's files.
+ALLOWED = ("on", "nopass", "~*", "&*", "+@all", "-@admin", "-@dangerous", "+info", "+client|setname")
 START_TIMEOUT_S = 10.0
 STOP_S = 2.0
 
@@ -71,6 +74,7 @@ class Redis:
             "maxmemory-policy": "noeviction",
         }
         words = [self.binary, *(word for name, value in arguments.items() for word in (f"--{name}", value))]
+        words += ["--user", "default", *ALLOWED]
         options = {**self._popen, **self.user.popen()}
         self.process = start_server(words, self.log, {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}, options)
         deadline = time.monotonic() + timeout_s

@@ -16,6 +16,7 @@ import pytest
 import redis as redis_client
 import sqlalchemy as sa
 from kombu.exceptions import OperationalError
+from redis.exceptions import NoPermissionError
 
 from healer.embedded.redis import Redis, find_binary
 from tests.support.processes import name_of
@@ -32,6 +33,19 @@ def redis(scratch: Path) -> Iterator[Redis]:
     server.start()
     yield server
     server.stop()
+
+
+def test_who_reaches_the_broker_neither_writes_files_nor_loads_libraries(redis: Redis) -> None:
+    """The broker runs as the owner of PostgreSQL's files, and any part may connect to it: by a library that
+    it loaded, code in the API was the owner of all records."""
+    with redis_client.Redis(unix_socket_path=str(redis.socket)) as link:
+        for command in (
+            "CONFIG SET dir /tmp", "MODULE LOAD /tmp/any.so", "REPLICAOF 127.0.0.1 9", "SAVE", "BGREWRITEAOF",
+            "DEBUG SLEEP 0", "SHUTDOWN NOSAVE", "ACL SETUSER default +@all", "MONITOR",
+        ):  # fmt: skip
+            with pytest.raises(NoPermissionError):
+                link.execute_command(*command.split())
+        assert link.ping()
 
 
 @pytest.fixture(params=["redis", "postgresql"])

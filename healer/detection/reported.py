@@ -38,10 +38,12 @@ from healer.model import (
 from healer.model.detection import ALERT_STAYS_H
 from healer.model.faults import (
     ALERT_FAULT,
+    HOOK_FAULT,
     LINK_BACK,
     LINK_LOST,
     PORT_STAYS_DOWN,
     REBOOTED,
+    TEST_FAULT,
     Trait,
     fault_is,
 )
@@ -269,10 +271,6 @@ def _line_finding(rule: str, reading: Reading, seen: Observation) -> Finding:
     )
 
 
-#: The prefix of such a fault: `hook:probe`, `hook:fs-full` and so on.
-HOOK_FAULT = "hook:"
-
-
 def hook_findings(walk: WalkInput) -> list[Finding]:
     """One finding per check that failed and was not repeated since."""
     return [
@@ -306,9 +304,6 @@ def _hook_finding(seen: Observation, name: str, text: str) -> Finding:
     )
 
 
-#: The prefix of such a fault: `node-test:answers`; `node-test:compared` if all tests passed but a figure is
-#: worse than on the reference node.
-TEST_FAULT = "node-test:"
 #: Results that belong to no single test: a figure below the reference node's, or found by testing halves of a
 #: job's nodes.
 _OF_NO_TEST = frozenset({"compared", "together"})

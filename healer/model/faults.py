@@ -14,10 +14,12 @@ import msgspec
 
 from healer.model.vocabulary import Cause, FaultClass, Mode, PlaceKind, Remedy, Severity
 
-#: Prefixes of names; then follow the rule of an alert, a check of the node's own hooks, the fault that came
-#: too often, the name of a forecast.
+#: Prefixes of names; then follow the rule of an alert, a check of the node's own hooks, a test (`compared`:
+#: all passed, but a figure is worse than the reference node's), the fault that came too often, the name of a
+#: forecast.
 ALERT_FAULT = "alert:"
 HOOK_FAULT = "hook:"
+TEST_FAULT = "node-test:"
 REPEATS = "repeats:"
 FORECAST_FAULT = "forecast-"
 #: Prefix of the fault of a shared place's incident; its rule's name follows.
@@ -158,7 +160,7 @@ _ROWS: tuple[tuple[str, set[Trait]], ...] = (
     (f"{NODE_OFFLINE} {FLEET_OFFLINE} {' '.join(sorted(PLACES_OFFLINE))}", {T.by_code, T.watched}),
     ("jobs-waiting:* jobs-held:* drift:*", {T.by_code, T.watched, T.several_at_once}),
     # --- other programs' words, and what healer concludes
-    (f"{HOOK_FAULT}* node-test:* {WAVE_FAULT}* {REPEATS}*", {T.by_code}),
+    (f"{HOOK_FAULT}* {TEST_FAULT}* {WAVE_FAULT}* {REPEATS}*", {T.by_code}),
     (f"{ALERT_FAULT}*", {T.alert}),
     (f"{FORECAST_FAULT}*", {T.of_past}),
 )

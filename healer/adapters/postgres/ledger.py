@@ -167,10 +167,13 @@ class PostgresLedger:
 
     def has_running(self, playbooks: Sequence[str]) -> bool:
         """Whether a run of one of these playbooks is running."""
-        running = runs.c.cluster == self.cluster, runs.c.state == "running"
-        query = sa.select(runs.c.id).where(*running, runs.c.playbook.in_(playbooks)).limit(1)
+        query = sa.select(runs.c.id).where(*self._running, runs.c.playbook.in_(playbooks)).limit(1)
         with ledger_reading(self._engine) as conn:
             return conn.execute(query).first() is not None
+
+    @property
+    def _running(self) -> tuple[sa.ColumnElement[bool], ...]:
+        return runs.c.cluster == self.cluster, runs.c.state == "running"
 
     def consumed(self, row: int) -> bool:
         query = sa.select(inbox.c.consumed_at).where(inbox.c.id == row)
@@ -212,8 +215,12 @@ class PostgresLedger:
         )
         # A run created in the future was created by another clock.
         late = sa.or_(runs.c.epoch > 0, runs.c.created_at <= now - sent, runs.c.created_at > now)
-        running = runs.c.cluster == self.cluster, runs.c.state == "running"
-        query = sa.select(runs.c.id).where(*running, ready, left, late).order_by(runs.c.created_at).limit(200)
+        query = (
+            sa.select(runs.c.id)
+            .where(*self._running, ready, left, late)
+            .order_by(runs.c.created_at)
+            .limit(200)
+        )
         with ledger_reading(self._engine) as conn:
             return list(conn.scalars(query))
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from hashlib import sha256
 
 from healer.decisions.book_mismatch import find_mismatches
 from healer.engine.command import Commands
 from healer.model import GateFacts, RunState
 from healer.model.node import Drift, Reconciled, Repair
+from healer.model.run import run_id
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
@@ -64,7 +64,7 @@ class Reconciler:
 
     def _repair(self, drift: Drift, by: str, reason: str, request: str) -> Reconciled:
         about = f"{request}|{drift.kind}|{drift.node}|{drift.name}"
-        name = f"r{sha256(about.encode()).hexdigest()[:23]}"
+        name = run_id(about)
         try:
             if drift.repair is Repair.cancel_run:
                 self._commands.cancel(drift.name, by=by, reason=reason, request=name)

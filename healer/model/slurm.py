@@ -862,7 +862,7 @@ _SUFFIXES = {
     "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
 }  # fmt: skip
 _SIGNED = re.compile(r"(?P<text>.*) \[(?P<user>[^\[\]\s]+)@(?P<at>[0-9][0-9T:-]{3,24})\]", re.DOTALL)
-#: The end of the year 9999.
+#: The end of the year 9999, Python's last date. Slurm accepts any number from a user (`--begin`).
 _LAST_SECOND = 253402300799
 
 
@@ -904,5 +904,9 @@ def signed_reason(text: str) -> tuple[str, str, datetime | None]:
     if signed is None:
         return text, "", None
     at = int(signed["at"]) if signed["at"].isdecimal() else 0
-    moment = datetime.fromtimestamp(at, UTC) if 0 < at <= _LAST_SECOND else None
-    return signed["text"], signed["user"], moment
+    return signed["text"], signed["user"], to_datetime(at)
+
+
+def to_datetime(seconds: float) -> datetime | None:
+    """From Unix seconds; None for 0, negative values, and times that Python cannot represent."""
+    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds <= _LAST_SECOND else None

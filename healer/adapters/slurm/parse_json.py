@@ -13,7 +13,7 @@ import structlog
 
 from healer.adapters.slurm import slurm_words as words
 from healer.model import Reservation, SlurmJob, SlurmNode
-from healer.model.slurm import job_state
+from healer.model.slurm import job_state, to_datetime
 from healer.text import say
 
 log = structlog.get_logger()
@@ -467,7 +467,7 @@ def _number(value: _Int, absent: int = 0) -> int:
 
 
 def _time(value: _Int) -> datetime | None:
-    return words.to_datetime(_number(value))
+    return to_datetime(_number(value))
 
 
 def _names(value: _Words) -> tuple[str, ...]:

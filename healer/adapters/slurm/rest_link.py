@@ -23,6 +23,7 @@ from healer.adapters.slurm.commands import only_reading
 from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_token import ends_at
 from healer.adapters.webhook import cause_of
+from healer.model.slurm import to_datetime
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 from healer.text import Said, said_by, say, to_text
 
@@ -212,7 +213,7 @@ class ReadLink:
     def _raise_token_refused(self, answer: Answer, token: str) -> NoReturn:
         text = next((problem.error for problem in answer.problems if problem.error), "authentication failure")
         end = ends_at(token)
-        at = words.to_datetime(end) if end is not None and end < self._now().timestamp() else None
+        at = to_datetime(end) if end is not None and end < self._now().timestamp() else None
         why = say("slurm.token_refused", words=text)
         if at:
             why = say("slurm.token_ended", when=f"{at:%Y-%m-%d %H:%M:%SZ}", words=text)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from healer.model import Reservation, SlurmJob, hostlist
 from healer.model.slurm import state_words
@@ -97,15 +96,6 @@ _NOTHING_SENT = (
     "standby mode",
     "Incompatible versions",
 )
-
-
-#: The end of the year 9999, Python's last date. Slurm accepts any number from a user (`--begin`).
-_LAST_SECOND = 253402300799
-
-
-def to_datetime(seconds: float) -> datetime | None:
-    """From Unix seconds; None for 0, negative values, and times that Python cannot represent."""
-    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds <= _LAST_SECOND else None
 
 
 def node_state(text: str) -> tuple[str, ...]:

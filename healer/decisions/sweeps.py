@@ -9,7 +9,7 @@ Formula (n: GPU nodes that Slurm knows): max(1, min(max_nodes, floor(max_share *
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
@@ -34,6 +34,7 @@ from healer.model import (
     Sweeps,
     Verb,
 )
+from healer.model.detection import EARLIEST
 from healer.model.run import run_id
 from healer.text import Said, at, say
 
@@ -47,7 +48,6 @@ _WANTS_NODES = frozenset({"Resources", "Priority"})
 TRIED_AGAIN = timedelta(hours=1)
 #: How many intervals to look back; a node tested earlier counts as never tested.
 TURNS = 2
-_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def sweeps_in(snapshot: SlurmSnapshot | None) -> list[SlurmJob]:
@@ -194,8 +194,8 @@ def sweep_runs(facts: GateFacts, rules: Ruleset, now: datetime) -> Iterator[Run]
     ]
     due.sort(
         key=lambda node: (
-            sweeps.tested.get(node.name, _NEVER),
-            sweeps.begun.get(node.name, _NEVER),
+            sweeps.tested.get(node.name, EARLIEST),
+            sweeps.begun.get(node.name, EARLIEST),
             node.name,
         )
     )
@@ -246,10 +246,6 @@ def _is_free(node: SlurmNode, settings: GuardSettings) -> bool:
     return not any(matches(pattern, node) for pattern in settings.protected)
 
 
-#: Key of a spare without probation: it is chosen before all that have one.
-_PROVEN = datetime.min.replace(tzinfo=UTC)
-
-
 def nearest_spare(
     lost: SlurmNode,
     job: SlurmJob | None,
@@ -264,7 +260,7 @@ def nearest_spare(
     """
     until = probation or {}
     fitting = [spare for spare in spares if spare.name != lost.name and _fits(spare, lost, job)]
-    order = lambda spare: (until.get(spare.name, _PROVEN), hops(lost, spare), spare.name)  # noqa: E731
+    order = lambda spare: (until.get(spare.name, EARLIEST), hops(lost, spare), spare.name)  # noqa: E731
     return min(fitting, key=order, default=None)
 
 

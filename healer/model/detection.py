@@ -2,7 +2,7 @@
 evidence."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -481,6 +481,10 @@ class Observation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     relayed_by: str = ""
     #: Row in the inbox; None where there is no inbox (replay, simulation).
     inbox_id: int | None = None
+
+
+#: Before every other time.
+EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 def is_due(last: datetime | None, every: timedelta, now: datetime) -> bool:

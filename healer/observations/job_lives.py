@@ -3,13 +3,14 @@ GPUs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.detection import EARLIEST
 from healer.model.gate import CLOCKS_DIFFER
 from healer.model.goodput import Held, LifeSeen
 from healer.model.telemetry import StepBatch
@@ -115,15 +116,12 @@ def spare_gpus(job: SlurmJob, nodes: Mapping[str, SlurmNode], batches: Iterable[
     ranks, seen = _ranks(list(batches))
     working = [name for name in job.nodes if name in seen]
     counts = {
-        name: _held(replace(job, nodes=(name,)), nodes, job.start_at or _NEVER).gpus for name in job.nodes
+        name: _held(replace(job, nodes=(name,)), nodes, job.start_at or EARLIEST).gpus for name in job.nodes
     }
     gpus = sum(counts[name] for name in working)
     if len(working) < 2 or seen - set(working) or not gpus or ranks != set(range(gpus)):
         return None
     return sum(counts.values()) - gpus
-
-
-_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 def _ranks(batches: Sequence[StepBatch]) -> tuple[set[int], set[str]]:

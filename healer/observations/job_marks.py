@@ -8,12 +8,12 @@ import math
 import zlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 
 from healer.model import SlurmJob, SlurmSnapshot
-from healer.model.detection import is_due
+from healer.model.detection import EARLIEST, is_due
 
 #: A mark fades to 1/e of its value in this many days.
 FADES_DAYS = 14.0
@@ -23,7 +23,6 @@ LOOK = timedelta(minutes=1)
 LEAST = 0.02
 _ENDED = frozenset({"COMPLETED", "FAILED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY"})
 _FAILED = frozenset({"FAILED", "NODE_FAIL"})
-_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class Marks(msgspec.Struct, kw_only=True):
@@ -76,7 +75,7 @@ class JobMarks:
     _looked_at: datetime | None = None
     #: Counted ended lives, as long as Slurm shows them; those that ended before `_since` are counted too.
     _counted: set[tuple[str, int]] = field(default_factory=set)
-    _since: datetime = _NEVER
+    _since: datetime = EARLIEST
     #: Who was counted today, by node and kind of mark.
     _today: set[tuple[str, str, str]] = field(default_factory=set)
     _day: int = 0

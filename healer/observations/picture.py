@@ -7,7 +7,7 @@ The state is owned by the caller. Deterministic: the same input gives the same p
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +32,7 @@ from healer.model import (
     Topology,
     merged_facts,
 )
+from healer.model.detection import EARLIEST
 from healer.model.slurm import BOOT_MOVES, OwnerKind, is_in_maintenance, with_unchanged
 from healer.observations.alerts import Alerts
 from healer.observations.fault_history import History
@@ -219,7 +220,7 @@ class Picture:
     """The fleet of one cluster as healer knows it now."""
 
     #: Older snapshots than this are ignored.
-    _shown_at = datetime.min.replace(tzinfo=UTC)
+    _shown_at = EARLIEST
 
     def __init__(self, cluster: str, *, watching_since: datetime) -> None:
         self.cluster = cluster

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 import sqlalchemy as sa
@@ -32,6 +32,7 @@ from healer.model import (
     Sweeps,
     Verdict,
 )
+from healer.model.detection import EARLIEST
 from healer.ports.transactions import HookStanding, OutOfService
 from healer.text import Said, from_stored, read_said, to_stored
 
@@ -127,8 +128,6 @@ _decode = msgspec.json.Decoder(LedgerFacts, dec_hook=read_said).decode
 #: How long a drain by a failed hook is recognised as healer's without healer's reason.
 PERMITS_KEPT = timedelta(hours=24)
 REMOVING = [str(verb) for verb in NODE_REMOVING]
-#: Before any step.
-_ALWAYS = datetime.min.replace(tzinfo=UTC)
 #: Guards on shared capacity, for which several runs may wait.
 CAPACITY = [str(guard) for guard in (*SLOT_GUARDS, Guard.floor)]
 
@@ -173,7 +172,7 @@ def read_facts(
         row = conn.execute(sa.select(gate.c.breaker).where(gate.c.cluster == cluster)).first()
         breaker = from_stored(row.breaker, Breaker) if row else Breaker(cluster=cluster)
     values = {"cluster": cluster, "now": now, "removing": REMOVING, "permits_kept": PERMITS_KEPT}
-    values |= {"capacity": CAPACITY, "ended": ENDED, "counted": breaker.since or _ALWAYS}
+    values |= {"capacity": CAPACITY, "ended": ENDED, "counted": breaker.since or EARLIEST}
     row = conn.execute(FACTS, values).one()
     fields = msgspec.structs.asdict(_decode(row.facts))
     snapshot = snapshots.read_of(conn, cluster, row)

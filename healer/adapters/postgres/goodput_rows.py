@@ -22,6 +22,7 @@ from healer.adapters.postgres.incident_counts import bucket_of
 from healer.adapters.postgres.retention import EVENTS
 from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches, jobs_named
 from healer.model import Incident, JobHit, SlurmJob
+from healer.model.detection import EARLIEST
 from healer.model.goodput import HourSpent, LifeSeen, SavedStep, Spent, Stretch
 from healer.ports.answers import BucketFigure, Buckets, GoodputSum
 from healer.ports.goodput_book import GoodputBy, PastJob
@@ -35,7 +36,6 @@ RECOUNT, SETTLED = timedelta(minutes=10), timedelta(minutes=30)
 _NEWS = timedelta(days=7)
 #: Of older hours steps and checkpoints are being deleted.
 PROVEN = EVENTS - timedelta(days=1)
-_NEVER = datetime.min.replace(tzinfo=UTC)
 
 _SAVED = sa.text("""
 SELECT (doc #>> '{data,restart}')::bigint AS restart, (doc #>> '{data,step}')::bigint AS step,
@@ -211,7 +211,7 @@ def _is_before(hit: JobHit, since: datetime) -> bool:
 
 
 def _first_queued(lives: Sequence[LifeSeen]) -> datetime:
-    return min((life.queued_at for life in lives), default=_NEVER)
+    return min((life.queued_at for life in lives), default=EARLIEST)
 
 
 def _hour(at: datetime) -> datetime:
@@ -296,10 +296,10 @@ def job_since(conn: sa.Connection, cluster: str, job: str, shown: SlurmJob | Non
     queued = [lives[0].queued_at] if lives and not lives[0].restart else []
     if shown is not None and shown.submit_at is not None and not shown.restarts:
         queued.append(shown.submit_at)
-    return max(queued, default=_NEVER)
+    return max(queued, default=EARLIEST)
 
 
-def job_goodput(conn: sa.Connection, cluster: str, job: str, since: datetime = _NEVER) -> list[GoodputSum]:
+def job_goodput(conn: sa.Connection, cluster: str, job: str, since: datetime = EARLIEST) -> list[GoodputSum]:
     """The goodput of one job, over all its lives since then; `name` is the cause."""
     row = goodput.c
     hours = (sa.func.sum(row.gpu_s) / 3600.0).label("gpu_hours")

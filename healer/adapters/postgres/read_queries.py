@@ -1,7 +1,7 @@
 """The read side of the API and the console on PostgreSQL."""
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
@@ -42,6 +42,7 @@ from healer.adapters.postgres.samples import PostgresColumns
 from healer.adapters.postgres.state_rows import states_at
 from healer.adapters.postgres.tables import gate, incidents, jobs_named, requeues, run_log, runs, snapshots
 from healer.model import CONTEXT_LONGEST, Breaker, FaultClass, LogEntry, Pause, Ruleset, StepEvent
+from healer.model.detection import EARLIEST
 from healer.ports.answers import (
     CheckpointSeen,
     ClusterState,
@@ -56,7 +57,6 @@ from healer.ports.answers import (
 from healer.ports.queries import Queries
 from healer.text import from_stored
 
-_NEVER = datetime.min.replace(tzinfo=UTC)
 #: Incidents in the history on a node's page.
 _HISTORY = 50
 _HOUR = timedelta(hours=1)
@@ -193,7 +193,7 @@ _ERRORS = sa.text(
 
 
 def _checkpoints(
-    conn: sa.Connection, cluster: str, job: str, since: datetime = _NEVER
+    conn: sa.Connection, cluster: str, job: str, since: datetime = EARLIEST
 ) -> list[CheckpointSeen]:
     """The last ones since then, oldest first."""
     newest = {"cluster": cluster, "job": job, "limit": CHECKPOINTS_SHOWN, "since": since}

@@ -9,7 +9,7 @@ from healer.detection.protocol import Pair
 from healer.detection.reported import fault_of
 from healer.detection.silence import JUST_BACK, is_just_back
 from healer.incidents.certainty import last_heard
-from healer.incidents.growth import add_ruled_out
+from healer.incidents.growth import add_ruled_out, end_incident
 from healer.incidents.part_history import Cleared, find_cleared, ladder_for, model_on, part_of, rung_of
 from healer.incidents.second_look import SECOND_LOOK, after_look
 from healer.model import (
@@ -219,15 +219,7 @@ def close_if_over(
     )
     if why is None:
         return incident
-    return msgspec.structs.replace(
-        incident,
-        state=IncidentState.resolved,
-        closed=now,
-        updated=now,
-        closed_why=why,
-        held_by=None,
-        run=None,
-    )
+    return msgspec.structs.replace(end_incident(incident, why, now), held_by=None, run=None)
 
 
 def _why_not_seen_again(incident: Incident, now: datetime) -> Said | None:
@@ -592,16 +584,11 @@ def auto_resolve(incident: Incident, cleared: Cleared, now: datetime) -> Inciden
         cause = Cause.transient
     return msgspec.structs.replace(
         incident,
-        state=IncidentState.resolved,
+        **ended(now, cleared.why),
         cause=cause,
-        closed=now,
         updated=now,
-        closed_why=cleared.why,
         clear_since=now,
         tried=_done_by(incident, cleared),
-        held_by=None,
-        run=None,
-        p0_since=None,
         known_bad_in_service=False,
     )
 

@@ -23,6 +23,7 @@ from healer.incidents.growth import (
     cover_parts,
     end_incident,
     follow_finding,
+    fresh_evidence,
     jobs_of_all,
     merge_into,
     reopen_merged,
@@ -162,8 +163,7 @@ def _add_evidence(book: Book, incident: Incident, finding: Finding) -> None:
 def _join(book: Book, incident: Incident, finding: Finding) -> None:
     before, found_at = incident, _reported_at(book, finding)
     incident = confirm_after_work(incident, finding, found_at, book.now, of_boot=_is_of_boot(book, finding))
-    digests = {evidence.digest for evidence in incident.evidence}
-    fresh = tuple(evidence for evidence in finding.evidence if evidence.digest not in digests)
+    fresh = fresh_evidence(incident, finding)
     heard = add_reports(incident, finding)
     if not fresh:
         # The fault lasts: news for the senses, but no new evidence.

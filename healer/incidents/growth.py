@@ -192,10 +192,15 @@ def cover_parts(incident: Incident, parts: Sequence[Incident], now: datetime) ->
     )
 
 
+def fresh_evidence(incident: Incident, finding: Finding) -> tuple[Evidence, ...]:
+    """The finding's evidence that the incident does not have yet."""
+    digests = {evidence.digest for evidence in incident.evidence}
+    return tuple(evidence for evidence in finding.evidence if evidence.digest not in digests)
+
+
 def follow_finding(incident: Incident, finding: Finding, jobs: Set[str], now: datetime) -> Incident:
     """The incident with a finding about a part that it covers."""
-    digests = {evidence.digest for evidence in incident.evidence}
-    fresh = tuple(evidence for evidence in finding.evidence if evidence.digest not in digests)
+    fresh = fresh_evidence(incident, finding)
     if not fresh:
         return incident
     node = finding.component.node

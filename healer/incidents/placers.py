@@ -38,6 +38,7 @@ from healer.model import (
     Incident,
     IncidentState,
     Rule,
+    SlurmJob,
     Verdict,
 )
 from healer.model.faults import (
@@ -125,9 +126,7 @@ def explain_job(finding: Finding, book: Book) -> Placement | None:
 
 def _outages_under(jobs: Set[str], book: Book) -> Iterator[Incident]:
     """Places with silent nodes on which one of these jobs runs."""
-    slurm = book.picture.slurm
-    shown = [slurm.jobs[name] for name in sorted(jobs) if name in slurm.jobs] if slurm is not None else []
-    nodes = {node for job in shown for node in job.nodes}
+    nodes = {node for job in _shown_jobs(jobs, book) for node in job.nodes}
     for fault in sorted(PLACES_SILENT):
         for incident in book.these(book.index.of_fault(fault)):
             if any(part.node in nodes for part in incident.affected):
@@ -370,9 +369,14 @@ def _first(way: Way, incidents: Iterator[Incident]) -> Placement | None:
 def _is_confined_to(incident: Incident, jobs: Set[str], book: Book) -> bool:
     """None of the jobs runs elsewhere: a job restarted on other nodes has left the fault behind, though its
     incident may stay open for days."""
-    node, slurm = incident.root.node, book.picture.slurm
-    shown = [slurm.jobs[name] for name in sorted(jobs) if name in slurm.jobs] if slurm is not None else []
+    node, shown = incident.root.node, _shown_jobs(jobs, book)
     return node is not None and not any(job.nodes and node not in job.nodes for job in shown)
+
+
+def _shown_jobs(jobs: Set[str], book: Book) -> list[SlurmJob]:
+    """Those of the jobs that Slurm shows."""
+    slurm = book.picture.slurm
+    return [slurm.jobs[name] for name in sorted(jobs) if name in slurm.jobs] if slurm is not None else []
 
 
 def _is_known(new: Incident, finding: Finding, book: Book) -> bool:

@@ -104,21 +104,23 @@ _NEEDS_EMPTY = frozenset({Verb.reset_gpu, Verb.reboot, Verb.restart_service, Ver
 
 def consent(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """Guard `consent`: law 8, for jobs. What Slurm itself refuses also binds a person's request."""
-    if proposal.verb in RESTARTING_VERBS:
-        return _restart(proposal, facts, rules)
-    if proposal.verb is Verb.shrink:
-        return _shrink(proposal, facts)
+    if proposal.verb in RESTARTING_VERBS or proposal.verb is Verb.shrink:
+        return _of_job(proposal, facts, rules)
     if proposal.verb in _NEEDS_EMPTY or proposal.empties:
         return _needs_empty(proposal, facts)
     return allow(Guard.consent, say("decisions.no_consent_needed"))
 
 
-def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
+def _of_job(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
     job = job_of(proposal, facts)
     if facts.snapshot is None:
         return hold(Guard.consent, say("decisions.job_no_picture", job=proposal.job))
     if job is None:
         return _answer_unseen_job(proposal, facts, facts.snapshot.taken_at)
+    return _shrink(job, proposal) if proposal.verb is Verb.shrink else _restart(job, proposal, facts, rules)
+
+
+def _restart(job: SlurmJob, proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
     if why := why_not_restartable(job):
         return refuse(Guard.consent, why)
     if proposal.by is not None:
@@ -141,14 +143,9 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
     return refuse(Guard.consent, say("decisions.did_not_agree", job=job.id, word=OPT_IN))
 
 
-def _shrink(proposal: Proposal, facts: GateFacts) -> Answer:
+def _shrink(job: SlurmJob, proposal: Proposal) -> Answer:
     """Only the job's own opt-in gives up a node, no matter who asks: a person cannot know that the job will
     continue."""
-    job = job_of(proposal, facts)
-    if facts.snapshot is None:
-        return hold(Guard.consent, say("decisions.job_no_picture", job=proposal.job))
-    if job is None:
-        return _answer_unseen_job(proposal, facts, facts.snapshot.taken_at)
     if proposal.node not in job.nodes:
         return allow(Guard.consent, say("decisions.swap_has_left", job=job.id, node=proposal.node))
     if why := why_not_without(job, proposal.node):

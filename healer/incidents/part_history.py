@@ -517,8 +517,10 @@ def _find_repeat(
                 figures=figures,
                 hours=rate.within_h,
             )
-            name = (key[0], burst.fault, str(burst.began_at))
-            return _history_finding(entry, f"{REPEATS}{burst.fault}", burst, text, name, now)
+            name = (burst.node, key[0], burst.fault, str(burst.began_at))
+            whole_node = entry.same is Same.node
+            where = Component(cluster=burst.cluster, node=burst.node) if whole_node else _at(burst)
+            return history_finding(entry, where, burst, text, name=name, now=now)
     return None
 
 
@@ -633,7 +635,8 @@ def _find_combinations(
         names = sorted(fault_label(rules, other.fault) for other in all_of)
         begun = sorted(str(other.began_at) for other in all_of)
         text = say("incidents.combination", faults=joined(names, "and"), where=_gpu(burst))
-        found.append(_history_finding(entry, entry.name, burst, text, (key[0], *begun), now))
+        name = (burst.node, key[0], *begun)
+        found.append(history_finding(entry, _at(burst), burst, text, name=name, now=now))
     return found
 
 
@@ -651,28 +654,34 @@ def _nearest_burst(
     return max(near, key=lambda burst: burst.last_at, default=None)
 
 
-def _history_finding(
-    entry: Repeat | Combination, fault: str, burst: FaultBurst, text: Said, name: Sequence[str], now: datetime
+def _at(burst: FaultBurst) -> Component:
+    return Component(cluster=burst.cluster, node=burst.node, gpu=burst.gpu, pci=burst.pci)
+
+
+def history_finding(
+    entry: Repeat | Combination,
+    where: Component,
+    burst: FaultBurst,
+    text: Said,
+    *,
+    name: Sequence[str],
+    now: datetime,
 ) -> Finding:
-    """`text`: the figures; `name`: identifies the event on the burst's node."""
-    where, at = Component(cluster=burst.cluster, node=burst.node, gpu=burst.gpu, pci=burst.pci), burst.last_at
-    if isinstance(entry, Repeat) and entry.same is Same.node:
-        where = Component(cluster=burst.cluster, node=burst.node)
-    named = ("history", entry.name, burst.cluster, burst.node, *name)
-    digest = sha256("|".join(named).encode()).hexdigest()
-    whole = say("incidents.history_finding", text=text, title=quoted(entry.title))
+    """`text`: the figures; `name`: identifies the event."""
+    named = ("history", entry.name, burst.cluster, *name)
     evidence = Evidence(
-        digest=digest, at=at, component=where, text=whole, sense=Sense.history, arrived_at=now
-    )
-    return Finding(
-        rule=entry.name,
-        fault=fault,
-        fault_class=entry.fault_class,
+        digest=sha256("|".join(named).encode()).hexdigest(),
+        at=burst.last_at,
         component=where,
-        at=at,
+        text=say("incidents.history_finding", text=text, title=quoted(entry.title)),
+        sense=Sense.history,
         arrived_at=now,
-        text=whole,
+    )
+    return Finding.from_evidence(
+        evidence,
+        rule=entry.name,
+        fault=f"{REPEATS}{burst.fault}" if isinstance(entry, Repeat) else entry.name,
+        fault_class=entry.fault_class,
         title=text,
         confidence=1.0,
-        evidence=(evidence,),
     )

@@ -12,7 +12,7 @@ import msgspec
 from healer.incidents.book import Book
 from healer.incidents.context import Context
 from healer.incidents.correlate import take_finding
-from healer.incidents.part_history import fault_label, ladder_for, model_on, part_of, rung_of
+from healer.incidents.part_history import fault_label, history_finding, ladder_for, model_on, part_of, rung_of
 from healer.incidents.shared import Places
 from healer.model import (
     HARDWARE,
@@ -35,9 +35,9 @@ from healer.model import (
     Severity,
     by_opening,
 )
-from healer.model.faults import LEMON, REPEATS, fits, once
+from healer.model.faults import LEMON, fits, once
 from healer.observations import Picture
-from healer.text import Said, joined, quoted, say
+from healer.text import Said, joined, say
 
 #: This many faults of any kind also make a part a lemon.
 LEMON_OF_ANY = 3
@@ -280,7 +280,11 @@ def _place_repeat(
             ),
             hours=rate.within_h,
         )
-        return _place_finding(entry, places.root(entry.place, place), burst, text, nodes, context.now)
+        root = places.root(entry.place, place)
+        name = (str(root), burst.node, burst.fault, str(burst.began_at))
+        found = history_finding(entry, root, burst, text, name=name, now=context.now)
+        affected = tuple(Component(cluster=burst.cluster, node=node) for node in nodes)
+        return msgspec.structs.replace(found, affected=affected)
     return None
 
 
@@ -311,27 +315,3 @@ def _undisturbed_since(context: Context, node: str, since: datetime) -> datetime
     booted = state.booted_at + AFTER_BOOT if state.booted_at is not None else None
     moments = (since, state.cleared_at, picture.changes.work_ended.get(node), booted)
     return max(at for at in moments if at is not None)
-
-
-def _place_finding(
-    entry: Repeat, root: Component, burst: FaultBurst, text: Said, nodes: list[str], now: datetime
-) -> Finding:
-    named = ("history", entry.name, burst.cluster, str(root), burst.node, burst.fault, str(burst.began_at))
-    whole = say("incidents.history_finding", text=text, title=quoted(entry.title))
-    evidence = Evidence(
-        digest=sha256("|".join(named).encode()).hexdigest(),
-        at=burst.last_at,
-        component=root,
-        text=whole,
-        sense=Sense.history,
-        arrived_at=now,
-    )
-    return Finding.from_evidence(
-        evidence,
-        rule=entry.name,
-        fault=f"{REPEATS}{burst.fault}",
-        fault_class=entry.fault_class,
-        title=text,
-        confidence=1.0,
-        affected=tuple(Component(cluster=burst.cluster, node=node) for node in nodes),
-    )

@@ -41,10 +41,7 @@ class Together(NamedTuple):
         return say(f"detection.at_{self.kind}", place=self.place)
 
     def root(self, cluster: str) -> Component:
-        """The component. A rack, a PDU and a domain keep their names from their own telemetry."""
-        if self.kind is PlaceKind.switch:
-            return Component(cluster=cluster, switch=self.place)
-        return Component(cluster=cluster, device=self.place)
+        return Component.of_place(cluster, self.kind, self.place)
 
 
 def together(

@@ -115,11 +115,7 @@ class Places:
         return whole_rack
 
     def root(self, kind: PlaceKind, name: str) -> Component:
-        """The component of the place. Racks, PDUs and domains are devices, as in their own telemetry."""
-        cluster = self._picture.cluster
-        if kind is PlaceKind.switch:
-            return Component(cluster=cluster, switch=name)
-        return Component(cluster=cluster, device=name)
+        return Component.of_place(self._picture.cluster, kind, name)
 
     def size(self, kind: PlaceKind, name: str) -> int:
         """The number of nodes at the place."""

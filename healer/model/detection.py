@@ -10,7 +10,7 @@ import msgspec
 
 from healer.model.faults import FORECAST_FAULT, Trait, fault_is
 from healer.model.telemetry import Scope
-from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Sense, Severity
+from healer.model.vocabulary import Cause, FaultClass, Mode, PlaceKind, Remedy, Sense, Severity
 from healer.text import Said, no_words
 
 #: Prefix of a device where a node name is expected too: no node name begins with it.
@@ -37,6 +37,12 @@ class Component(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     rank: int | None = None
     device: str | None = None
     part: str | None = None
+
+    @classmethod
+    def of_place(cls, cluster: str, kind: PlaceKind, name: str) -> "Component":
+        """A place that nodes share. A rack, a PDU and a domain keep their names from their own telemetry."""
+        is_switch = kind is PlaceKind.switch
+        return cls(cluster=cluster, switch=name if is_switch else None, device=None if is_switch else name)
 
     def may_equal(self, other: "Component") -> bool:
         """Whether both may name the same part: they agree on every field that both have. One sender may give

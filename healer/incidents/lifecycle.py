@@ -10,7 +10,7 @@ from healer.detection.reported import fault_of
 from healer.detection.silence import JUST_BACK, is_just_back
 from healer.incidents.certainty import last_heard
 from healer.incidents.growth import add_ruled_out, end_incident
-from healer.incidents.part_history import Cleared, find_cleared, ladder_for, model_on, part_of, rung_of
+from healer.incidents.part_history import Cleared, find_cleared, ladder_of_burst, part_of, rung_of
 from healer.incidents.second_look import SECOND_LOOK, after_look
 from healer.model import (
     ENDED_RUN_STATES,
@@ -252,8 +252,7 @@ def confirm_unhealed(rules: Ruleset, picture: Picture, incident: Incident, now: 
 
 def _may_have_ended(rules: Ruleset, picture: Picture, burst: FaultBurst) -> bool:
     """Whether another boot or a repair may have ended it, or something less than a boot ends such a fault."""
-    node, model = picture.node(burst.node), model_on(rules, picture, burst.node)
-    ladder = ladder_for(rules, burst.fault, burst.fault_class, model)
+    node, ladder = picture.node(burst.node), ladder_of_burst(rules, picture, burst)
     needs_boot = ladder is not None and ladder.gone_after in {GoneAfter.boot, GoneAfter.seen}
     repaired = node.cleared_at is not None and node.cleared_at >= burst.last_at
     return not needs_boot or repaired or burst.boot_id is None or burst.boot_id != node.boot_id
@@ -563,7 +562,7 @@ def waits_for_repair(
 def _waits_for_repair(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> bool:
     if burst.fault_class not in HARDWARE or _is_detected(rules, burst.fault):
         return False  # ticks find measured faults again
-    ladder = ladder_for(rules, burst.fault, burst.fault_class, model_on(rules, picture, burst.node))
+    ladder = ladder_of_burst(rules, picture, burst)
     lasts = ladder is not None and ladder.gone_after is not GoneAfter.test
     if not lasts and burst.fault_class is not FaultClass.fatal:
         return False

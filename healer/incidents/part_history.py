@@ -413,7 +413,7 @@ def _withdrawn(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -
             done = Remedy.drain_then_reset if cancel.by == ASKS_NOTHING else Remedy.none
             return Cleared(why=quoted(cancel.text), at=at, done=done)
     if burst.fault_class in HARDWARE and (at := later(ASKS_NOTHING)) is not None:
-        ladder = _ladder(rules, picture, burst)
+        ladder = ladder_of_burst(rules, picture, burst)
         proven = ladder is not None and ladder.gone_after is GoneAfter.reset
         why = say("incidents.asks_nothing")
         return Cleared(why=why, at=at, proven=proven, done=Remedy.drain_then_reset)
@@ -425,7 +425,7 @@ def _booted(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Cleared | No
     at = _booted_since(picture, burst)
     if at is None:
         return None
-    ladder = _ladder(rules, picture, burst)
+    ladder = ladder_of_burst(rules, picture, burst)
     gone_after = ladder.gone_after if ladder is not None else GoneAfter.test
     cleared = Cleared(why=say("incidents.booted_anew"), at=at, done=Remedy.reboot_node)
     if gone_after in _ENDED_BY_BOOT:
@@ -449,7 +449,7 @@ def _booted_since(picture: Picture, burst: FaultBurst) -> datetime | None:
     return booted_at if booted_at is not None and booted_at > burst.last_at else None
 
 
-def _ladder(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Ladder | None:
+def ladder_of_burst(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Ladder | None:
     return ladder_for(rules, burst.fault, burst.fault_class, model_on(rules, picture, burst.node))
 
 

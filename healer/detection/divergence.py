@@ -288,10 +288,7 @@ class Divergence(Detector):
         return unreadable(packed, SHARED_RESULTS, self._load)
 
     def _load(self, packed: bytes) -> None:
-        try:
-            kept = msgspec.json.decode(packed, type=list[tuple[str, str, str, frozenset[str]]])
-        except msgspec.DecodeError as error:
-            raise ValueError(str(error)) from error
+        kept = msgspec.json.decode(packed, type=list[tuple[str, str, str, frozenset[str]]])
         self._kinds = {(name, user, partition): names for name, user, partition, names in kept}
 
     def _learn(self, kind: Kind, watch: _Watch) -> None:

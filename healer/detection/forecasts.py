@@ -110,10 +110,7 @@ class Forecasts(Detector):
         return lost + unreadable(packed, PARTS, self._load_parts)
 
     def _load_parts(self, kept: bytes) -> None:
-        try:
-            parts = msgspec.json.decode(kept, type=list[tuple[str, int, str]])
-        except msgspec.DecodeError as error:
-            raise ValueError(str(error)) from error
+        parts = msgspec.json.decode(kept, type=list[tuple[str, int, str]])
         self.parts = {(node, gpu): part for node, gpu, part in parts}
 
     def know_parts(self, telemetry: Telemetry, gpus: Sequence[tuple[str, int, str]]) -> None:

@@ -93,12 +93,9 @@ class Starts:
 
     def load(self, packed: bytes) -> None:
         """Raises ValueError."""
-        try:
-            took_s = msgspec.json.decode(packed, type=dict[str, float | list[float]])
-            # An earlier version stored only the longest.
-            self._took_s = {job: last if isinstance(last, list) else [last] for job, last in took_s.items()}
-        except msgspec.DecodeError as error:
-            raise ValueError(str(error)) from error
+        took_s = msgspec.json.decode(packed, type=dict[str, float | list[float]])
+        # An earlier version stored only the longest.
+        self._took_s = {job: last if isinstance(last, list) else [last] for job, last in took_s.items()}
 
     def _forget(self, jobs: Collection[str], now: datetime) -> None:
         unshown = [name for name in self._took_s | self._ended if name not in jobs]

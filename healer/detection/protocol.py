@@ -126,7 +126,8 @@ class Detector(Protocol):
 
 
 def unreadable(packed: Mapping[str, bytes], name: str, read: Callable[[bytes], None]) -> list[str]:
-    """Calls `read` with the data stored under `name`; returns that name if `read` raises ValueError."""
+    """Calls `read` with the data stored under `name`; returns that name if `read` raises ValueError, which
+    msgspec's errors are."""
     try:
         if name in packed:
             read(packed[name])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from healer.model import Column
 from healer.model.telemetry import Report, StepBatch
+from healer.observations.axes import grown
 from healer.observations.figure_senders import either_of
 from healer.ports.measurements import ColumnBook
 
@@ -273,11 +274,8 @@ class Layouts:
     def _learn(self, columns: NDArray, book: ColumnBook) -> None:
         """Columns that the book does not know are looked up again next time."""
         most = int(columns.max(initial=-1)) + 1
-        if most > len(self.ring):
-            more = max(most, 2 * len(self.ring)) - len(self.ring)
-            self.ring = np.concatenate([self.ring, np.full(more, NOT_LOOKED_UP, np.int8)])
-            self.signal = np.concatenate([self.signal, np.zeros(more, np.int32)])
-            self.part = np.concatenate([self.part, np.zeros(more, np.int32)])
+        self.ring = grown(self.ring, most, NOT_LOOKED_UP)
+        self.signal, self.part = grown(self.signal, most, 0), grown(self.part, most, 0)
         new = columns[self.ring[columns] == NOT_LOOKED_UP]
         if not len(new):
             return

@@ -30,7 +30,7 @@ from healer.model import (
 )
 from healer.observations.fault_history import is_another, part_named
 from healer.observations.telemetry_windows import Telemetry
-from healer.observations.trends import POINT_S, Saved, Series
+from healer.observations.trends import POINT_S, Saved, Series, means
 from healer.text import Said, quoted, say
 
 #: How often signals are read; the trend is judged when a point is complete, every 6 hours. A lasting trend is
@@ -203,14 +203,16 @@ def _judged(rule: ForecastRule, series: NDArray[np.float64]) -> Outlook:
     return Outlook(*(np.where(soon, each, np.nan) for each in found))
 
 
+def _is_near(rule: ForecastRule, level: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """(n,) whether the level is such that its trend is looked at."""
+    with np.errstate(invalid="ignore"):
+        return level <= rule.least if rule.falls else level >= rule.least
+
+
 def likely(rule: ForecastRule, series: NDArray[np.float64]) -> list[Trend | None]:
     """(points, k) -> for each series its trend, if that reaches the limit in time."""
     found: list[Trend | None] = [None] * series.shape[1]
-    newest = series[-_NOW_POINTS:]
-    count = np.isfinite(newest).sum(axis=0)
-    level = np.where(count > 0, np.nansum(newest, axis=0) / np.maximum(count, 1), np.nan)
-    with np.errstate(invalid="ignore"):
-        high = np.flatnonzero(level <= rule.least if rule.falls else level >= rule.least)
+    high = np.flatnonzero(_is_near(rule, means(series[-_NOW_POINTS:])))
     if len(high):
         shown = _judged(rule, series[:, high])
         for at in np.flatnonzero(np.isfinite(shown.days)).tolist():
@@ -220,9 +222,7 @@ def likely(rule: ForecastRule, series: NDArray[np.float64]) -> list[Trend | None
 
 def _judge(followed: _Followed, telemetry: Telemetry, now: datetime) -> None:
     rule, level = followed.rule, followed.series.newest(_NOW_POINTS)
-    with np.errstate(invalid="ignore"):
-        high = level <= rule.least if rule.falls else level >= rule.least
-    rows = np.flatnonzero(high)
+    rows = np.flatnonzero(_is_near(rule, level))
     trends = likely(rule, followed.series.series(rows))
     axis = telemetry.axis(rule.scope)
     components = axis.components()

@@ -99,8 +99,7 @@ def straggler(
 
 def job_slow(job: JobSteps, pace: Pace, now: datetime) -> Finding:
     numbers, rows = _rows(job)
-    with np.errstate(all="ignore"):
-        step_s = np.array([_median(job.step_s[row]) for row in rows])
+    step_s = medians(job.step_s[rows])
     more = percent(pace.now_s / pace.before_s - 1)
     text = say(
         "detection.job_slow_text",
@@ -178,11 +177,6 @@ def _history(job: JobSteps, ranks: NDArray[np.intp]) -> tuple[NDArray, NDArray, 
             low[index], high[index] = np.quantile(others, (0.1, 0.9))
         ratio[index] = np.mean(x[chosen]) if chosen.any() else np.nan
     return numbers, ratio, low, high
-
-
-def _median(values: NDArray) -> float:
-    values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) else float("nan")
 
 
 def _line(label: Said, role: str, values: NDArray) -> ChartLine:

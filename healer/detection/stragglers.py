@@ -42,6 +42,7 @@ from healer.detection.suspects import Suspects
 from healer.model import Component, Detections, Finding, SlurmSnapshot
 from healer.observations.steps import JobSteps, LifeKey, Places, active_job, is_of_life
 from healer.observations.telemetry_windows import Telemetry
+from healer.observations.trends import means
 
 #: If more than this share of the ranks is slow together they share a cause: no single one is blamed.
 SHARED = 0.25
@@ -83,9 +84,7 @@ class Gathered:
         self._steps, self._seconds = [], 0.0
         if len(steps) == 1:
             return ratios, seconds
-        x = side_by_side([step.x for step in steps])
-        count = np.isfinite(x).sum(axis=0)
-        mean = np.where(count > 0, np.nansum(x, axis=0) / np.maximum(count, 1), np.nan)
+        mean = means(side_by_side([step.x for step in steps]))
         return Ratios(mean, float(np.mean([step.level for step in steps]))), seconds
 
 

@@ -35,6 +35,12 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     state: dict[str, bytes]
 
 
+def means(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n,) of the finite values of each column of (k, n), NaN where there are none."""
+    count = np.isfinite(rows).sum(axis=0)
+    return np.where(count > 0, np.nansum(rows, axis=0) / np.maximum(count, 1), np.nan)
+
+
 @dataclass(slots=True)
 class Series:
     """`counter`: readings are of a counter, and a point is events per day; otherwise a point is the mean
@@ -99,9 +105,7 @@ class Series:
         """(rows,) mean of the newest completed points; NaN if none of them is known."""
         if self.head is None:
             return np.full(self.rows, np.nan)
-        found = self.points[np.arange(self.head - points, self.head) % POINTS].astype(np.float64)
-        count = np.isfinite(found).sum(axis=0)
-        return np.where(count > 0, np.nansum(found, axis=0) / np.maximum(count, 1), np.nan)
+        return means(self.points[np.arange(self.head - points, self.head) % POINTS].astype(np.float64))
 
     def heard_s(self, row: int) -> float:
         """When this row was last read, seconds since 1970; -inf: never."""

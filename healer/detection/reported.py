@@ -95,8 +95,7 @@ def gauge_findings(rules: Ruleset, picture: Picture, sensed: Iterable[Finding]) 
             found.append(finding)
             continue
         seen = _as_line(picture, finding)
-        shown = picture.slurm.nodes.get(seen.component.node or "") if picture.slurm is not None else None
-        reading = read(rules, seen, shown)
+        reading = read(rules, seen, picture.slurm_node(seen.component.node))
         policy = _rule_of(rules, reading) if reading is not None else None
         if reading is not None and policy is not None:
             named = msgspec.structs.replace(_line_finding(policy.name, reading, seen), unusable=False)
@@ -195,10 +194,8 @@ def _when(picture: Picture, seen: Observation) -> datetime:
 
 
 def _has_just_booted(picture: Picture, seen: Observation) -> bool:
-    node, shown = (
-        seen.component.node or "",
-        picture.slurm.nodes.get(seen.component.node or "") if picture.slurm else None,
-    )
+    node = seen.component.node or ""
+    shown = picture.slurm_node(node)
     boots = (picture.node(node).booted_at, shown.boot_at if shown is not None else None)
     uptime_s = uptime_of(seen.line)
     young = uptime_s is not None and timedelta(seconds=uptime_s) <= AFTER_BOOT
@@ -423,7 +420,7 @@ def reboot_findings(walk: WalkInput) -> list[Finding]:
     """
     found = []
     for name in sorted(walk.picture.changes.booted):
-        shown = walk.picture.slurm.nodes.get(name) if walk.picture.slurm is not None else None
+        shown = walk.picture.slurm_node(name)
         if shown is None or _has_asked_boot(shown):
             continue
         node = walk.picture.node(name)

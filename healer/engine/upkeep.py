@@ -465,7 +465,7 @@ def note_inventories(tx: WalkTx, picture: Picture, now: datetime) -> None:
 
 
 def _inventory(picture: Picture, node: NodePicture, now: datetime) -> Inventory:
-    shown = picture.slurm.nodes.get(node.name) if picture.slurm is not None else None
+    shown = picture.slurm_node(node.name)
     return Inventory(
         node=node.name,
         at=node.facts_at or now,

@@ -339,7 +339,7 @@ class Book:
 
     def opened(self, finding: Finding) -> Incident:
         rule, where = self.policies.of(finding), finding.component
-        shown = self.picture.slurm.nodes.get(where.node or "") if self.picture.slurm else None
+        shown = self.picture.slurm_node(where.node)
         held = shown is not None and (shown.drain or shown.base == "DOWN")
         foreign = shown if shown and held and shown.reason and not is_ours(shown.reason) else None
         owner = foreign.owner if foreign else None

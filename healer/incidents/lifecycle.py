@@ -397,7 +397,7 @@ def note_speaking_again(incident: Incident, picture: Picture, now: datetime) -> 
 
 def _why_gone(incident: Incident, picture: Picture, now: datetime) -> Said | None:
     node = incident.root.node
-    shown = picture.slurm.nodes.get(node) if picture.slurm and node else None
+    shown = picture.slurm_node(node)
     if fault_is(incident.fault, Trait.drain):
         if shown is None:
             return None

@@ -54,7 +54,7 @@ def rung_of(remedy: tuple[Remedy, ...]) -> Remedy:
 
 def model_on(rules: Ruleset, picture: Picture, node: str) -> str:
     """The node's GPU model by `rules/gpu_models.yaml`, else by Slurm; empty if unknown."""
-    shown = picture.slurm.nodes.get(node) if picture.slurm is not None else None
+    shown = picture.slurm_node(node)
     return gpu_model(rules.gpu_models, shown) or (shown.gpu_model if shown is not None else "")
 
 

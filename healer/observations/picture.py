@@ -281,6 +281,10 @@ class Picture:
             )
         return node
 
+    def slurm_node(self, name: str | None) -> SlurmNode | None:
+        """The node as Slurm shows it."""
+        return self.slurm.nodes.get(name or "") if self.slurm is not None else None
+
     def show(self, snapshot: SlurmSnapshot, now: datetime | None = None) -> None:
         """Adopts a Slurm snapshot. A recording's snapshot may also have boot ids. A snapshot from a host
         whose clock is ahead counts as of `now`, and one from before a clock was set back is ignored:
@@ -335,7 +339,7 @@ class Picture:
     def _note_work_before(self, name: str) -> None:
         """Planned work from before a restart that Slurm no longer shows has ended meanwhile, as of the first
         snapshot since."""
-        node = self.slurm.nodes.get(name) if self.slurm is not None else None
+        node = self.slurm_node(name)
         if self.slurm is None or node is None or name not in self.changes.in_work:
             return
         self.changes.in_work.discard(name)
@@ -368,7 +372,7 @@ class Picture:
     def unheard_boot(self, name: str) -> datetime | None:
         """When the node booted, by Slurm, if no sender has named its boot since: power saving woke it, and
         its follower starts after slurmd."""
-        shown = self.slurm.nodes.get(name) if self.slurm is not None else None
+        shown = self.slurm_node(name)
         heard = self.node(name).last_heard_at
         if self.slurm is None or shown is None or shown.boot_at is None or heard is None:
             return None
@@ -419,7 +423,7 @@ class Picture:
 
     def _is_echo(self, node: NodePicture, seen: Observation) -> bool:
         moment, renewed_at = node.moment(seen.event_at, seen.arrived_at), node.renewed_at
-        shown = self.slurm.nodes.get(node.name) if self.slurm is not None else None
+        shown = self.slurm_node(node.name)
         booted_at = shown.boot_at if shown is not None else None
         if booted_at is not None:
             # Slurm may still show the earlier boot: then a stamp says nothing about a line that is new to us.
@@ -540,14 +544,14 @@ class Picture:
 
     def facts_of(self, name: str) -> dict[str, str]:
         """The node's present facts, including the driver from the Slurm snapshot."""
-        shown = self.slurm.nodes.get(name) if self.slurm is not None else None
+        shown = self.slurm_node(name)
         node = self.nodes.get(name)
         return merged_facts(shown, node.facts if node is not None else None)
 
     def _dated(self, node: NodePicture, seen: Observation) -> Observation:
         """The observation with the time from the kernel's stamp, if its sender gave none: the cause of an
         effect is found by its time."""
-        shown = self.slurm.nodes.get(node.name) if self.slurm is not None else None
+        shown = self.slurm_node(node.name)
         if shown is None or shown.boot_at is None or seen.boot_id not in (None, node.boot_id):
             return seen
         at = written_at(seen, shown.boot_at)
@@ -557,7 +561,7 @@ class Picture:
         where = seen.component
         if where.gpu is not None or where.pci is None:
             return seen
-        shown = self.slurm.nodes.get(node.name) if self.slurm else None
+        shown = self.slurm_node(node.name)
         index = node.gpus.index(
             where.pci,
             expected=shown.gpus if shown else 0,

@@ -94,7 +94,7 @@ class Baseline(Detector):
         self._watches = watches
         well = {pair for pair in given.watched if pair[0] == SLOWER_ELSEWHERE and self._is_well(pair[1])}
         self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
-        return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+        return Detections(at=now, findings=tuple(findings), clear_since=self._clear)
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         for watch in self._watches.values():

@@ -278,7 +278,7 @@ class Divergence(Detector):
         self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
         for pair in (judged - lasting) & self._reports.last_at.keys():
             del self._reports.last_at[pair]
-        return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+        return Detections(at=now, findings=tuple(findings), clear_since=self._clear)
 
     def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
         kept = [(*kind, sorted(names)) for kind, names in self._kinds.items()]

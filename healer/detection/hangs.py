@@ -133,7 +133,7 @@ class Hangs(Detector):
         findings = (*self._found(given, lost, self._rests), *self._stuck_starts(given))
         pairs = [pair for pair in given.watched if pair[0] == HANG and self._is_over(pair, given)]
         self._clear = {pair: self._clear.get(pair, given.now) for pair in pairs}
-        return Detections(at=given.now, findings=findings, clear_since=dict(self._clear))
+        return Detections(at=given.now, findings=findings, clear_since=self._clear)
 
     def tick_early(self, given: TickInput) -> tuple[Finding, ...]:
         """Jobs that are stuck because of what a node has lost. Other hangs wait for a tick, which examines

@@ -89,7 +89,7 @@ class Detector(Protocol):
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         """The node was repaired, returned or booted at `since`: older measurements no longer count."""
 
-    def figures_of(self, finding: Finding) -> "Figures":
+    def figures_of(self, finding: Finding) -> Figures:
         """The node's figures that one of its own findings is based on."""
         return Figures()
 
@@ -222,15 +222,15 @@ class Reports:
         self.last_at = {pair: at for pair, at in self.last_at.items() if pair[1].node != node}
 
 
-class JobWatch(Protocol):
-    """The state that a detector follows for one life of a job."""
+class LifeWatch(Protocol):
+    """What `watch_jobs` needs of a detector's state for one life of a job."""
 
     job: JobSteps
     #: `job.rewound` when the watch began.
     rewound: int
 
 
-W = TypeVar("W", bound=JobWatch)
+W = TypeVar("W", bound=LifeWatch)
 
 
 def watch_jobs(

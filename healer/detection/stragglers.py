@@ -420,7 +420,7 @@ class Stragglers(Detector):
             elif watch.pace.slow and self._is_due((JOB_SLOW, whole), now):
                 findings.append(self._job_slow(watch, given))
         self._record_clear(live, given)
-        return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+        return Detections(at=now, findings=tuple(findings), clear_since=self._clear)
 
     def _job_slow(self, watch: Watch, given: TickInput) -> Finding:
         found = job_slow(watch.job, watch.pace, given.now)

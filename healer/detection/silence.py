@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from healer.detection.protocol import WalkInput
 from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
-from healer.model.faults import Trait, fault_is
+from healer.model.faults import FLEET_SILENT, NODE_SILENT, SENDER_SILENT, Trait, fault_is
 from healer.model.slurm import ByIdentity, shared_places
 from healer.observations.node_picture import SILENCE_AFTER, NodePicture
 from healer.observations.picture import Picture
@@ -434,7 +434,7 @@ def _silent_node(picture: Picture, name: str, alone: Alone, now: datetime) -> Fi
     return Finding.from_evidence(
         _silence_evidence(picture.cluster, name, since, text, alone.others_back_at),
         rule="",
-        fault="node-silent" if agrees else "sender-silent",
+        fault=NODE_SILENT if agrees else SENDER_SILENT,
         fault_class=FaultClass.fatal if agrees else FaultClass.informational,
         arrived_at=now,
         confidence=0.95 if agrees else 0.5,
@@ -466,7 +466,7 @@ def _silent_fleet(picture: Picture, silent: dict[str, datetime], senders: int, n
     return Finding.from_evidence(
         _silence_evidence(picture.cluster, first, silent[first], text),
         rule="",
-        fault="fleet-silent",
+        fault=FLEET_SILENT,
         fault_class=FaultClass.informational,
         component=Component(cluster=picture.cluster),
         arrived_at=now,

@@ -13,7 +13,7 @@ import msgspec
 
 from healer.incidents.book import Book
 from healer.incidents.growth import add_ruled_out
-from healer.incidents.lifecycle import is_planned
+from healer.incidents.lifecycle import entry_of_plan, is_planned
 from healer.model import (
     Component,
     ContextKind,
@@ -207,6 +207,10 @@ class PassedOver(NamedTuple):
     rule: ContextRule
     going: Activity
 
+    @property
+    def key(self) -> tuple[Component, str, str]:
+        return self.finding.component, self.finding.fault, self.rule.name
+
 
 def split_by_context(context: Context, findings: Sequence[Finding]) -> tuple[list[Finding], list[PassedOver]]:
     """Splits the findings into those to report and those that activity on the node explains.
@@ -271,7 +275,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     rule = rules.by_name.get(incident.rule)
     if not incident.plan or rule is None:
         return incident
-    ended = next((entry for entry in rules.context if entry.name == incident.plan), None)
+    ended = entry_of_plan(rules, incident)
     if ended is not None and ended.when in HUMAN_WORK and not _outlasts(incident):
         over = incident.waits_since or context.ended(incident)
         # Evidence from before the work is not caused by the work.
@@ -304,12 +308,11 @@ def _record_passed(context: Context, work: Book, passed: Sequence[PassedOver]) -
     """Records each explained fault of a node once per activity, although every walk finds a lasting condition
     again."""
     passed_over = context.picture.passed_over
-    still = {(entry.finding.component, entry.finding.fault, entry.rule.name) for entry in passed}
+    still = {entry.key for entry in passed}
     fresh = []
     for entry in passed:
         finding = entry.finding
-        key = (finding.component, finding.fault, entry.rule.name)
-        if key in passed_over:
+        if entry.key in passed_over:
             continue
         node = finding.component.node or ""
         why = say("incidents.passed_over", what=finding.headline, why=entry.going.text)

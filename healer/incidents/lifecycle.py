@@ -21,6 +21,7 @@ from healer.model import (
     Command,
     CommandKind,
     ContextKind,
+    ContextRule,
     FaultBurst,
     FaultClass,
     GoneAfter,
@@ -240,7 +241,7 @@ def confirm_unhealed(rules: Ruleset, picture: Picture, incident: Incident, now: 
     have brought it back, and the node is heard afterwards still in the boot of the fault. Needed because such
     a fault is reported only once."""
     since, node = incident.waits_since, picture.node(incident.root.node or "")
-    work = next((entry for entry in rules.context if entry.name == incident.plan), None)
+    work = entry_of_plan(rules, incident)
     if since is None or not incident.unusable or work is None or work.when is not ContextKind.maintenance:
         return incident
     heard = node.last_heard_at is not None and node.last_heard_at > since and now - since >= COMES_BACK
@@ -248,6 +249,11 @@ def confirm_unhealed(rules: Ruleset, picture: Picture, incident: Incident, now: 
     if not heard or not bursts or any(_may_have_ended(rules, picture, burst) for _, burst in bursts):
         return incident
     return msgspec.structs.replace(incident, waits_since=None, seen_again=now)
+
+
+def entry_of_plan(rules: Ruleset, incident: Incident) -> ContextRule | None:
+    """The entry of `rules/context.yaml` for the planned work under which it arose."""
+    return next((entry for entry in rules.context if entry.name == incident.plan), None)
 
 
 def _may_have_ended(rules: Ruleset, picture: Picture, burst: FaultBurst) -> bool:

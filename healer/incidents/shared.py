@@ -264,11 +264,7 @@ def wave_continues(wave: Incident, node: str | None, picture: Picture, now: date
     if now - wave.updated <= GOES_ON:
         return True
     nodes = [*(part.node for part in wave.affected), node]
-    given = [
-        {(fact, version) for fact, (version, _) in picture.new_versions.get(name or "", {}).items()}
-        for name in nodes
-    ]
-    return now - wave.opened <= ROLL_OUT and bool(set.intersection(*given))
+    return now - wave.opened <= ROLL_OUT and bool(_common_versions(nodes, picture))
 
 
 def wave_going_on(
@@ -296,6 +292,12 @@ def _since(wave: Incident) -> Said:
 
 def _new_versions(node: str | None, picture: Picture) -> dict[str, tuple[str, datetime]]:
     return picture.new_versions.get(node or "", {})
+
+
+def _common_versions(nodes: Iterable[str | None], picture: Picture) -> set[tuple[str, str]]:
+    """(fact, version) that all of these nodes have got."""
+    given = (_new_versions(node, picture).items() for node in nodes)
+    return set.intersection(*({(fact, version) for fact, (version, _) in items} for items in given))
 
 
 def _node_count(members: Iterable[Incident]) -> int:
@@ -328,10 +330,7 @@ def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> 
     """What all parts share and the rest of the fleet does not."""
     names = {part.node or "" for part in parts}
     root = Component(cluster=picture.cluster)
-    changed = [
-        {(fact, change[0]) for fact, change in _new_versions(name, picture).items()} for name in sorted(names)
-    ]
-    given = sorted(set.intersection(*changed))
+    given = sorted(_common_versions(names, picture))
     for kind in PlaceKind:
         found = {places.of(part, kind) for part in parts}
         place = found.pop()

@@ -13,7 +13,7 @@ import msgspec
 from healer.actions import test_job
 from healer.actions.base import Again, Context, Failed, Result
 from healer.actions.test_form import TestOutcome, parse_report
-from healer.decisions.sweeps import SWEEP_JOBS
+from healer.decisions.sweeps import sweep_job
 from healer.model import FIGURE_SHARE, SlurmJob, SlurmSnapshot, rates_in
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 from healer.text import NO_WORDS, Said, name_some, quoted, said_by, say, to_stored
@@ -209,19 +209,14 @@ def look(ctx: Context, number: int, now: Round, picture: SlurmSnapshot, *, late:
 def find(ctx: Context, number: int, now: Round, picture: SlurmSnapshot) -> SlurmJob | None:
     if now.job is not None:
         found = picture.jobs.get(now.job)
-        return found if found is not None and found.name == _name(ctx) else None
+        return found if found is not None and found.name == sweep_job(ctx.run.id) else None
     users, comment = ctx.tools.users(), _comment(ctx, number)
     ours = (
         job
         for job in picture.jobs.values()
-        if (job.name, job.comment) == (_name(ctx), comment) and job.user in users
+        if (job.name, job.comment) == (sweep_job(ctx.run.id), comment) and job.user in users
     )
     return next(ours, None)
-
-
-def _name(ctx: Context) -> str:
-    """Named like a sweep's job, so that the clean-up of left-over sweeps covers it too."""
-    return f"{SWEEP_JOBS}{ctx.run.id[:8]}"
 
 
 def _comment(ctx: Context, number: int) -> str:
@@ -288,7 +283,7 @@ def submit(ctx: Context, number: int, now: Round) -> Result | None:
     job = test_job.submission(
         nodes,
         test_job.script_of(ctx, depth.tests, "together"),
-        name=_name(ctx),
+        name=sweep_job(ctx.run.id),
         time_limit_s=depth.limit_s,
         partition=settings.partition or test_job.shared_partition(nodes),
         qos=settings.qos,

@@ -10,16 +10,12 @@ from collections.abc import Iterator
 from healer.actions import test_job
 from healer.actions.base import Action, Again, Context, Done, Result, first_logged, read_back, read_slurm
 from healer.actions.test_form import TestOutcome
-from healer.decisions.sweeps import SWEEP_JOBS
+from healer.decisions.sweeps import sweep_job
 from healer.model import SlurmJob
 from healer.ports.scheduling import SchedulerUnavailable
 from healer.text import Said, joined, quoted, read_said, say, to_stored, unstopped
 
 LOOK_AGAIN_S = 1.0
-
-
-def _name(ctx: Context) -> str:
-    return f"{SWEEP_JOBS}{ctx.run.id[:8]}"
 
 
 def _submitted(ctx: Context) -> str | None:
@@ -32,14 +28,14 @@ def _job(ctx: Context) -> SlurmJob | None:
     number = _submitted(ctx)
     if number is not None:
         job = ctx.tools.scheduler.job(number)
-        return job if job is not None and job.name == _name(ctx) else None
+        return job if job is not None and job.name == sweep_job(ctx.run.id) else None
     return next(_by_name(ctx), None)
 
 
 def _by_name(ctx: Context) -> Iterator[SlurmJob]:
     users = ctx.tools.users()
     for job in ctx.tools.scheduler.snapshot().jobs.values():
-        if (job.name, job.comment) == (_name(ctx), ctx.key) and job.user in users:
+        if (job.name, job.comment) == (sweep_job(ctx.run.id), ctx.key) and job.user in users:
             yield job
 
 
@@ -103,7 +99,7 @@ def _do(ctx: Context) -> Result | None:
     job = test_job.submission(
         [node],
         test_job.script_of(ctx, asked.tests, asked.depth),
-        name=_name(ctx),
+        name=sweep_job(ctx.run.id),
         time_limit_s=asked.limit_s,
         comment=ctx.key,
         partition=partition,

@@ -40,7 +40,7 @@ from healer.text import Said, at, say
 
 #: The playbook that healer starts by itself; a person may start any playbook that sweeps.
 PLAYBOOK = "sweep"
-#: Prefix of the names of sweep jobs: `healer-sweep-<short id>`.
+#: Prefix of the names of sweep jobs.
 SWEEP_JOBS = "healer-sweep-"
 #: Slurm's reasons for pending jobs that a free node would help.
 _WANTS_NODES = frozenset({"Resources", "Priority"})
@@ -50,14 +50,10 @@ TRIED_AGAIN = timedelta(hours=1)
 TURNS = 2
 
 
-def sweeps_in(snapshot: SlurmSnapshot | None) -> list[SlurmJob]:
-    """Jobs of sweeps that have not ended."""
-    jobs = snapshot.jobs.values() if snapshot is not None else ()
-    return [
-        job
-        for job in jobs
-        if job.name.startswith(SWEEP_JOBS) and job.unfinished and "COMPLETING" not in job.flags
-    ]
+def sweep_job(run: str) -> str:
+    """The name of the run's job. The jobs of groups have such names too, so that the clean-up of left-over
+    sweeps covers them."""
+    return f"{SWEEP_JOBS}{run[:8]}"
 
 
 def tests_since(rules: Ruleset, cluster: str, now: datetime) -> datetime:

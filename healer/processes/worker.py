@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future
 import structlog
 
 from healer.audit import Sealer
-from healer.decisions.sweeps import sweeps_in
+from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import ENDED_RUN_STATES, SlurmJob
 from healer.ports.audit_store import WitnessAway
 from healer.ports.scheduling import Scheduler, SchedulerRefused, Snapshots
@@ -94,7 +94,10 @@ def leftover_jobs(
     else's, whatever it is called; and Slurm itself is asked before, as the picture is another process's."""
 
     def work() -> None:
-        jobs = sweeps_in(snapshots.latest(ledger.cluster))
+        snapshot = snapshots.latest(ledger.cluster)
+        shown = snapshot.jobs.values() if snapshot is not None else ()
+        sweeps = (job for job in shown if job.name.startswith(SWEEP_JOBS) and job.unfinished)
+        jobs = [job for job in sweeps if "COMPLETING" not in job.flags]
         if not jobs:
             return
         our_users = set(users())

@@ -117,8 +117,7 @@ def note_texts(
     conn: sa.Connection, cluster: str, texts: Mapping[str, str], first_runs: int, now: datetime
 ) -> list[Trial]:
     """`healer.ports.transactions.Ledger.note_texts`."""
-    texts_before = sa.select(rule_texts.c.name, rule_texts.c.digest).where(rule_texts.c.cluster == cluster)
-    before = {(name, digest) for name, digest in conn.execute(texts_before)}
+    before = _stored_texts(conn, cluster)
     new = [(name, digest) for name, digest in texts.items() if (name, digest) not in before]
     if new:
         left = first_runs if before else 0  # a new installation trusts its files
@@ -134,8 +133,7 @@ def note_texts(
 
 def rename_texts(conn: sa.Connection, cluster: str, digests: Mapping[str, tuple[str, str]]) -> None:
     """`healer.ports.transactions.Ledger.rename_texts`."""
-    stored = sa.select(rule_texts.c.name, rule_texts.c.digest).where(rule_texts.c.cluster == cluster)
-    before = {(name, digest) for name, digest in conn.execute(stored)}
+    before = _stored_texts(conn, cluster)
     renamed = [
         {"of": name, "was": former, "now": digest}
         for name, (digest, former) in digests.items()
@@ -145,6 +143,12 @@ def rename_texts(conn: sa.Connection, cluster: str, digests: Mapping[str, tuple[
         of_text = rule_texts.c.name == sa.bindparam("of"), rule_texts.c.digest == sa.bindparam("was")
         of_cluster = sa.update(rule_texts).where(rule_texts.c.cluster == cluster, *of_text)
         conn.execute(of_cluster.values(digest=sa.bindparam("now")), renamed)
+
+
+def _stored_texts(conn: sa.Connection, cluster: str) -> set[tuple[str, str]]:
+    """(name, digest)"""
+    stored = sa.select(rule_texts.c.name, rule_texts.c.digest).where(rule_texts.c.cluster == cluster)
+    return {(name, digest) for name, digest in conn.execute(stored)}
 
 
 def _trials(where: sa.ColumnElement[bool]) -> sa.Select:

@@ -98,10 +98,7 @@ class CliReads(SlurmReader):
         if output.code:
             raise words.error(words.not_done(say("slurm.to_show_node", node=name)), output.words)
         found = self._read_nodes(output)
-        # Slurm also finds a node by its host name.
-        if name not in found:
-            raise UnknownNode(say("slurm.no_node", node=name), words.NODE_UNKNOWN)
-        return found[name]
+        return words.node_named(name, found)
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
         words.checked_node(node)

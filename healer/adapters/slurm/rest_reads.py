@@ -131,10 +131,7 @@ class RestReads(SlurmReader):
             raise UnknownNode(say("slurm.no_node", node=name), words.NODE_UNKNOWN) from error
         with parse_errors():
             found = parse_json.nodes(answer.body)
-        # Slurm also finds a node by its host name.
-        if name not in found:
-            raise UnknownNode(say("slurm.no_node", node=name), words.NODE_UNKNOWN)
-        return found[name]
+        return words.node_named(name, found)
 
     def job(self, job: str) -> SlurmJob | None:
         words.checked_job(job)

@@ -1,9 +1,9 @@
 """Slurm's vocabulary that text, JSON and pyslurm share: states, GRES, names, error messages."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from healer.model import Reservation, SlurmJob, hostlist
+from healer.model import Reservation, SlurmJob, SlurmNode, hostlist
 from healer.model.slurm import state_words
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 from healer.text import Said, say
@@ -96,6 +96,13 @@ _NOTHING_SENT = (
     "standby mode",
     "Incompatible versions",
 )
+
+
+def node_named(name: str, found: Mapping[str, SlurmNode]) -> SlurmNode:
+    """Slurm also finds a node by its host name. Raises UnknownNode."""
+    if name not in found:
+        raise UnknownNode(say("slurm.no_node", node=name), NODE_UNKNOWN)
+    return found[name]
 
 
 def node_state(text: str) -> tuple[str, ...]:

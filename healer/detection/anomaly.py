@@ -70,7 +70,7 @@ LATELY, LATELY_MOST = 256, 6.0
 #: `unusual` needs at least this many past samples.
 SHORTEST_PAST = 64
 #: A sample must be confirmed by one of the three before it, or loses this many decades.
-SECONDED, ALONE = 4, 1.5
+CONFIRMED_WITHIN, UNCONFIRMED = 4, 1.5
 _MIDDLE = 0.3  # the median, in decades
 
 Floats = NDArray[np.float64]
@@ -94,18 +94,18 @@ def score(train: ArrayLike, test: ArrayLike) -> Floats:
     columns, measured = _columns(np.concatenate([before, new]).T, n)
     some = [slice(first, first + AT_ONCE) for first in range(0, len(columns), AT_ONCE)]
     most = np.max([_evidence(columns[part], measured[part], n).max(axis=0) for part in some], axis=0)
-    return _lasting(_seconded(np.maximum(most - OF_MANY * np.log10(len(columns)), 0)))
+    return _with_hysteresis(_debounced(np.maximum(most - OF_MANY * np.log10(len(columns)), 0)))
 
 
-def _seconded(scores: Floats) -> Floats:
+def _debounced(scores: Floats) -> Floats:
     """The second highest score of the last few samples, or a sample's own score less the cost of being alone:
     a third of the false alarms were one sample long, but hardly any true one."""
-    before = np.concatenate([np.zeros(SECONDED - 1), scores])
-    last = np.sort(np.lib.stride_tricks.sliding_window_view(before, SECONDED), axis=1)
-    return np.maximum(last[:, -2], scores - ALONE)
+    before = np.concatenate([np.zeros(CONFIRMED_WITHIN - 1), scores])
+    last = np.sort(np.lib.stride_tricks.sliding_window_view(before, CONFIRMED_WITHIN), axis=1)
+    return np.maximum(last[:, -2], scores - UNCONFIRMED)
 
 
-def _lasting(scores: Floats) -> Floats:
+def _with_hysteresis(scores: Floats) -> Floats:
     """Keeps the score at `THRESHOLD` at least, from where it is reached until it falls below `ENDS_BELOW`: a
     lasting anomaly is one alarm, including its end."""
     at = np.arange(len(scores))
@@ -328,22 +328,22 @@ def _scorings(x: Floats, measured: Bools, surprise: Floats, n: int) -> Iterator[
     for window in windows or [1]:
         share = _mean(measured.astype(np.float64), window)
         level, square = (_mean(each * measured, window) / np.maximum(share, MEASURED) for each in (x, x * x))
-        speaks = share >= MEASURED
-        yield _Scoring(_held(level, speaks), window, both=True)
+        is_valid = share >= MEASURED
+        yield _Scoring(_held(level, is_valid), window, both=True)
         if window > 1:
             spread = np.sqrt(np.maximum(square - level * level, 0))
-            yield _Scoring(_held(np.log(spread + FINEST), speaks), window, both=True, steps=True)
+            yield _Scoring(_held(np.log(spread + FINEST), is_valid), window, both=True, steps=True)
     yield _Scoring(surprise, 1, steps=True)
     for window in windows[:1]:
         yield _Scoring(_mean(surprise, window), window, steps=True)
     yield _Scoring(np.log1p(_unmoved(x, measured)), windows[0] if windows else 1)
 
 
-def _held(values: Floats, speaks: Bools) -> Floats:
+def _held(values: Floats, is_valid: Bools) -> Floats:
     """The last valid value where a window is not valid."""
-    if speaks.all():
+    if is_valid.all():
         return values
-    last = np.maximum.accumulate(np.where(speaks, np.arange(values.shape[1]), 0), axis=1)
+    last = np.maximum.accumulate(np.where(is_valid, np.arange(values.shape[1]), 0), axis=1)
     return np.take_along_axis(values, last, axis=1)
 
 

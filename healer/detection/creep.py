@@ -1,4 +1,4 @@
-"""Is a job getting slower little by little over its life? Names the job, never a node.
+"""Jobs that get slower gradually over their life. Names the job, never a node.
 
 `job-slow` detects a jump. This detector keeps the life of a job as at most 56 medians, each over an equal
 stretch of time. When there are more, pairs are merged and stretches become twice as long, so that an hour and

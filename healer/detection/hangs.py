@@ -66,7 +66,7 @@ class _Hang:
         suspects = suspects_of(job, stand, places, self.reports)
         losses = (loss_text(node, report) for node, report in self.reports.items())
         text = joined((self._since_text(now), missing_text(stand, places), *losses), "semicolon")
-        named = ",".join(str(rank) for rank in stand.named[:64].tolist()) if stand.speaks else ""
+        named = ",".join(str(rank) for rank in stand.named[:64].tolist()) if stand.is_reported else ""
         identity = (
             f"{HANG}|{job.cluster}|{job.job}|{job.restart}|{watch.newest}|{named}|{sorted(self.reports)}"
         )
@@ -235,7 +235,7 @@ def _find_hang(
     if stand.rests:
         return None
     if reports:
-        if stalled_s <= HEARD_S and not stand.speaks:
+        if stalled_s <= HEARD_S and not stand.is_reported:
             stand = replace(stand, missing=np.zeros_like(stand.missing))
         return _Hang(watch, stand, begun, reports, lost, 0.8)
     limit_s = watch.limit_s(stand)
@@ -244,7 +244,7 @@ def _find_hang(
     sure = limit_s < watch.after_s(UNSURE)
     if not sure:
         idle = rests(given.telemetry, shown, given.now)
-        if idle is False or (idle is None and not stand.speaks):
+        if idle is False or (idle is None and not stand.is_reported):
             return None
     # Older losses count if the job waits for that very node.
     waits_for = {part.node for part in suspects_of(watch.job, stand, watch.job.places(given.slurm), ())}

@@ -105,7 +105,7 @@ class JobWatch:
 
     def limit_s(self, stand: Standstill) -> float | None:
         """Seconds after which it counts as stuck; None: its ranks' reports do not show that."""
-        if not stand.speaks:
+        if not stand.is_reported:
             return self.after_s(UNSURE)
         if stand.all_between:
             return None

@@ -1,4 +1,4 @@
-"""Memory that a job uses up: free memory on its nodes falls for hours, towards zero. Names the job.
+"""Memory leaks: free memory on the nodes of a job falls for hours, towards zero. Names the job.
 
 The least free memory of a node's GPUs and the host's available memory (page cache counts as available) are
 followed in points of 10 minutes, from the moment the node got this life of this job. A leak is reported if

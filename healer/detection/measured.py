@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.hysteresis import Heard, Holds, rests_on
+from healer.detection.debounce import Heard, Holds, rests_on
 from healer.detection.language import parse
 from healer.detection.language.compile import Moment, Program
 from healer.detection.language.expr import Expr

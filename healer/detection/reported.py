@@ -473,7 +473,7 @@ def _shows_boot(node: NodePicture, shown: SlurmNode) -> bool:
 
 
 def _boot_finding(cluster: str, node: NodePicture, jobs: list[str], now: datetime, relay: str) -> Finding:
-    """`relay`: the one on whose word alone the boot rests; empty if the node or Slurm reports it."""
+    """`relay`: the only one that reported the boot; empty if the node or Slurm did too."""
     where = Component(cluster=cluster, node=node.name)
     text = say("detection.booted_under_jobs", node=node.name, jobs=", ".join(jobs[:5]))
     evidence = Evidence(

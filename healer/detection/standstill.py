@@ -14,7 +14,7 @@ from healer.text import Said, name_some, say
 #: A stuck rank reports its state every 10 s; an older report is stale.
 FRESH_S = 45.0
 #: The silence of the other ranks is evidence once this share of the ranks reports a state.
-SPEAK = 0.5
+REPORTED_LEAST = 0.5
 #: If more than this share of the ranks is missing they share a cause: none is named.
 NAMED_MOST = 0.25
 #: A job's report of a checkpoint or an evaluation counts for this long.
@@ -31,7 +31,7 @@ class Standstill:
     missing: NDArray[np.bool_]
     step: int
     #: Enough ranks report their state; otherwise `missing` are only those that reported fewer steps.
-    speaks: bool
+    is_reported: bool
     #: A rank reports a checkpoint or an evaluation.
     rests: bool
 
@@ -74,17 +74,17 @@ def standstill(job: JobSteps, now_s: float) -> Standstill:
     doing = np.where(fresh, doing, UNREPORTED).astype(np.int8)
     step = np.where(fresh, at + outside, ended + 1)
     place = 2 * step + (doing == COLLECTIVE)
-    speaks = bool(len(ranks)) and float(fresh.mean()) >= SPEAK
-    front = int(place[fresh].max() if speaks else place.max(initial=0))
+    is_reported = bool(len(ranks)) and float(fresh.mean()) >= REPORTED_LEAST
+    front = int(place[fresh].max() if is_reported else place.max(initial=0))
     since_s = np.where(fresh, last.since_s[ranks], np.nan)
     resting = np.isin(doing, RESTS) & (now_s - since_s < REST_MOST_S)
     return Standstill(
         ranks=ranks,
         doing=doing,
         since_s=since_s,
-        missing=(place < front) | (~fresh if speaks else np.zeros(len(ranks), bool)),
+        missing=(place < front) | (~fresh if is_reported else np.zeros(len(ranks), bool)),
         step=front // 2,
-        speaks=speaks,
+        is_reported=is_reported,
         rests=bool(resting.any()),
     )
 
@@ -97,7 +97,7 @@ _DOES = {UNREPORTED: "nothing", COMPUTE: "compute", BETWEEN: "between"}
 def missing_text(stand: Standstill, places: Places) -> Said:
     """Which ranks wait and which are missing, as far as ranks report it."""
     count, missing = len(stand.ranks), int(stand.missing.sum())
-    if not stand.speaks and not missing:
+    if not stand.is_reported and not missing:
         return say("detection.ranks_do_not_say")
     waits = int(stand.waits.sum())
     if not missing:

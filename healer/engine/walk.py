@@ -22,7 +22,7 @@ from healer.incidents import (
     close_if_over,
     find_clear_since,
     measured_pairs,
-    note_speaking_again,
+    note_heard_again,
     take_findings,
 )
 from healer.incidents.certainty import NOTED_EVERY, is_newly_proven
@@ -351,7 +351,7 @@ def close_all(walk: Walk) -> None:
         pairs = measured_pairs(walk.rules, walk.picture, incident) if incident.is_open else ()
         if pairs:
             incident = _record_clear(walk, incident, pairs)
-        elif (heard := note_speaking_again(incident, walk.picture, walk.now)) is not incident:
+        elif (heard := note_heard_again(incident, walk.picture, walk.now)) is not incident:
             walk.work.put(incident := heard)
         closed = close_if_over(
             incident, walk.picture, walk.now, measured=bool(pairs), has_ticket=walk.tx.has_ticket

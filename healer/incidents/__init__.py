@@ -9,6 +9,6 @@ from healer.incidents.lifecycle import (
     find_clear_since,
     healer_drains,
     measured_pairs,
-    note_speaking_again,
+    note_heard_again,
 )
 from healer.incidents.placers import PLACERS

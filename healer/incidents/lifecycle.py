@@ -378,7 +378,7 @@ def ended_by_itself(incident: Incident) -> bool:
 
 
 def explained_by_root(merged: Incident) -> bool:
-    """It was not a person who merged it."""
+    """healer merged it, not a person."""
     return quoted(merged.closed_why or "").key == "incidents.explained"
 
 
@@ -390,7 +390,7 @@ def is_left_to_ticket(incident: Incident) -> bool:
     return quoted(incident.closed_why or "").key == LEFT_TO_TICKET
 
 
-def note_speaking_again(incident: Incident, picture: Picture, now: datetime) -> Incident:
+def note_heard_again(incident: Incident, picture: Picture, now: datetime) -> Incident:
     """Records since when a silent node sends again, even while Slurm does not reach it; the run reads
     this."""
     node = incident.root.node

@@ -343,9 +343,9 @@ def _is_of_replaced_gpu(picture: Picture, part: str, late: FaultBurst) -> bool:
     others = (
         burst for key, burst in picture.history.on(late.node) if key[0] != part and burst.pci == late.pci
     )
-    last_word = max((burst.last_at for burst in others), default=None)
+    last_line_at = max((burst.last_at for burst in others), default=None)
     at, since = late.last_at, swapped[-1].began_at
-    return at < since - STARTS_WITHIN or (last_word is not None and at <= last_word < since)
+    return at < since - STARTS_WITHIN or (last_line_at is not None and at <= last_line_at < since)
 
 
 def note_settled(picture: Picture, incident: Incident, by: str, at: datetime) -> None:

@@ -178,7 +178,7 @@ _OF_DEAD_GPU = frozenset(
 )
 
 
-def explain_slurms_word(finding: Finding, book: Book) -> Placement | None:
+def explain_slurms_report(finding: Finding, book: Book) -> Placement | None:
     """Slurm's own drain of a node with an open GPU fault that ends work, or its lower count of GPUs."""
     if finding.fault not in _OF_DEAD_GPU or finding.component.node is None:
         return None
@@ -340,7 +340,7 @@ PLACERS: tuple[Placer, ...] = (
     explain_wait,
     explain_effect,
     await_root,
-    explain_slurms_word,
+    explain_slurms_report,
     join_unknown_code,
     join_same_cause,
     join_folded_wave,

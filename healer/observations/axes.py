@@ -228,13 +228,13 @@ class Axes:
         if not missing.any():
             return found
         pairs = np.unique(node[missing].astype(np.int64) * table.shape[1] + part[missing])
-        give = self._give_gpu if scope is Scope.gpu else self._give_link
+        add = self._add_gpu if scope is Scope.gpu else self._add_link
         for pair in pairs.tolist():
-            give(*divmod(pair, table.shape[1]))
+            add(*divmod(pair, table.shape[1]))
         self.changed()
         return (self.gpu_row if scope is Scope.gpu else self.link_row)[node, part]
 
-    def _give_gpu(self, node: int, index: int) -> None:
+    def _add_gpu(self, node: int, index: int) -> None:
         axis = self._axes[Scope.gpu]
         name = self._axes[Scope.node].components()[node].node
         row = axis.add(Component(cluster=self.cluster, node=name, gpu=index))
@@ -242,7 +242,7 @@ class Axes:
             self._grow(axis.n, gpu_node=-1, gpu_index=-1)
             self.gpu_row[node, index], self.gpu_node[row], self.gpu_index[row] = row, node, index
 
-    def _give_link(self, node: int, number: int) -> None:
+    def _add_link(self, node: int, number: int) -> None:
         axis, part = self._axes[Scope.link], self._named[number]
         name = self._axes[Scope.node].components()[node].node
         where = Component(cluster=self.cluster, node=name, nic=part.port)
@@ -274,11 +274,11 @@ class Axes:
         new = np.flatnonzero(rows < 0)
         if len(new):
             names = list(self._device_parts)
-            rows[new] = [self._give_device_part(pair, names) for pair in pairs[new].tolist()]
+            rows[new] = [self._add_device_part(pair, names) for pair in pairs[new].tolist()]
             self.changed()
         return rows[place]
 
-    def _give_device_part(self, pair: int, names: Sequence[str]) -> int:
+    def _add_device_part(self, pair: int, names: Sequence[str]) -> int:
         device, number = divmod(pair, DEVICE_PARTS_MAX)
         axis, name = self._axes[Scope.device_part], self._axes[Scope.device].components()[device].device
         row = axis.add(Component(cluster=self.cluster, device=name, part=names[number]))
@@ -446,8 +446,8 @@ def place_nodes(axes: Axes, snapshot: SlurmSnapshot, places: Topology) -> None:
     axes.changed()
 
 
-def _row_of(give: Callable[[str], int | None], name: str) -> int:
-    row = give(name) if name else None
+def _row_of(add: Callable[[str], int | None], name: str) -> int:
+    row = add(name) if name else None
     return UNKNOWN if row is None else row
 
 

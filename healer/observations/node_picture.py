@@ -371,7 +371,7 @@ class Event:
     uptime_s: float | None
     forms: set[Form] = field(default_factory=set)
     #: The node itself has reported it, and not only a relay.
-    is_own_word: bool = True
+    is_own_report: bool = True
     #: Its signals, and whether each was an echo: the answer must be the same when a signal is walked again,
     #: after a restart or a failed walk.
     signals: dict[Signal, bool] = field(default_factory=dict)
@@ -393,7 +393,7 @@ class Event:
         self.boot_id, self.seq = self.boot_id or other.boot_id, self.seq if other.seq is None else other.seq
         self.uptime_s = other.uptime_s if self.uptime_s is None else self.uptime_s
         self.forms |= other.forms
-        self.is_own_word |= other.is_own_word
+        self.is_own_report |= other.is_own_report
 
     def note(self, signal: Signal, *, is_echo: bool) -> None:
         self.signals[signal] = is_echo
@@ -432,7 +432,7 @@ class Echoes:
             again = over and "pid" in seen.data and not before.forms & event.forms
             old = again and not _is_timed(seen) and not _contradicts(before, event)
             if before.is_same(event) or old or (_is_one(before, event) and not may_be_new):
-                is_echo = before.is_own_word or not event.is_own_word
+                is_echo = before.is_own_report or not event.is_own_report
                 before.take_in(event)
                 before.note(signal, is_echo=is_echo)
                 return is_echo
@@ -506,7 +506,7 @@ def _event(seen: Observation, moment: datetime) -> Event:
         boot_id=seen.boot_id,
         seq=seen.seq,
         uptime_s=uptime_of(seen.line),
-        is_own_word=not seen.relayed_by,
+        is_own_report=not seen.relayed_by,
         forms={(seen.boot_id is not None, seen.seq is not None, clock, start)},
     )
 

@@ -219,7 +219,7 @@ class Changes:
 class Picture:
     """The fleet of one cluster as healer knows it now."""
 
-    #: Older snapshots than this are ignored.
+    #: Snapshots older than this are ignored.
     _shown_at = EARLIEST
 
     def __init__(self, cluster: str, *, watching_since: datetime) -> None:

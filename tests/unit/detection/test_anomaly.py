@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healer.detection.anomaly import ENDS_BELOW, SECONDED, SHORTEST_PAST, THRESHOLD, score
+from healer.detection.anomaly import CONFIRMED_WITHIN, ENDS_BELOW, SHORTEST_PAST, THRESHOLD, score
 
 AT = 1500
 
@@ -256,7 +256,7 @@ def test_the_shortest_past_is_enough_to_begin(seed: int) -> None:
     found = score(x[:SHORTEST_PAST], x[SHORTEST_PAST:])
     at = 350 - SHORTEST_PAST
     assert found[at] >= THRESHOLD
-    assert found.argmax() in range(at, at + SECONDED)
+    assert found.argmax() in range(at, at + CONFIRMED_WITHIN)
 
 
 @settings(max_examples=60, deadline=None)

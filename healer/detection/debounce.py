@@ -1,4 +1,4 @@
-"""How long a rule's condition has held, according to new samples: without new samples it ends."""
+"""Debounce: how long a rule's condition has held, according to new samples; without new samples it ends."""
 
 from collections.abc import Iterator
 from datetime import datetime

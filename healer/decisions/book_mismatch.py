@@ -156,7 +156,7 @@ def find_vetoes(
     returning = {run.node for run in runs if run.state is RunState.running and _only_returns(run, rules)}
     found = []
     for slot in facts.slots:
-        node = facts.snapshot.nodes.get(slot.node) if facts.snapshot else None
+        node = facts.slurm_node(slot.node)
         if facts.snapshot is None or node is None or node.drain or slot.node in returning:
             continue
         if not _is_back(node, facts.snapshot) or is_vetoed(slot, facts.vetoes):

@@ -68,7 +68,7 @@ def storm_roots(
         began = incident.seen_again or incident.opened
         if began <= now - STORM_WINDOW or incident.node_was_out or incident.plan or incident.merged_into:
             continue
-        seen = facts.snapshot.nodes.get(node) if facts.snapshot else None
+        seen = facts.slurm_node(node)
         if seen and planned_window(rules, incident.cluster, seen, incident.opened, facts.snapshot):
             continue
         root = Root(

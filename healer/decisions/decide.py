@@ -13,8 +13,7 @@ from itertools import takewhile
 import msgspec
 
 from healer.decisions.capacity import out_of_service
-from healer.decisions.guards import SLOT_VERBS, JudgeResult, judge, tries_of, within_span
-from healer.decisions.node_facts import settings_of_node
+from healer.decisions.guards import SLOT_VERBS, JudgeResult, judge, repeat_span, tries_of, within_span
 from healer.incidents.certainty import (
     is_proven_fatal,
     is_proven_unusable,
@@ -273,7 +272,7 @@ def _decide_nothing(incident: Incident, playbook: str | None, why: Said, now: da
 
 def out_by_us(node: str, facts: GateFacts) -> Said | None:
     """Why a second drain would change nothing: healer's own is in place or under way. None if neither."""
-    shown = facts.snapshot.nodes.get(node) if facts.snapshot else None
+    shown = facts.slurm_node(node)
     if shown and shown.drain and is_ours(shown.reason):
         return say("decisions.out_already", node=node, reason=shown.reason)
     if shown and shown.drain:
@@ -287,7 +286,7 @@ def out_by_us(node: str, facts: GateFacts) -> Said | None:
 def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
     """A milder incident gave way: its drain or test reservation is in place, and the slot belongs to this
     incident. A person's run yields to no incident. A reopened incident continues from its own drain."""
-    shown = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
+    shown = facts.slurm_node(incident.root.node)
     if shown is None or shown.name in facts.kept:
         return False
     kept = our_reservation(facts.snapshot, shown.name)
@@ -309,7 +308,7 @@ def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
     """
     if incident.fault_class is not FaultClass.fatal or incident.jobs_hit_final or facts.snapshot is None:
         return False
-    shown = facts.snapshot.nodes.get(incident.root.node or "")
+    shown = facts.slurm_node(incident.root.node)
     if shown is None or not (shown.drain and is_ours(shown.reason)):
         return False
     slot = facts.held.get(shown.name)
@@ -338,13 +337,10 @@ def _remedy_of(playbook: Playbook | None) -> Remedy | None:
 def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime) -> Remedy:
     """The lowest remedy on the ladder, from the incident's own upwards, that was not recently tried on the
     node."""
-    wanted = incident.remedy or rule.remedy
-    first = next((remedy for remedy in wanted if remedy in REMEDY_LADDER), Remedy.none)
-    node = incident.root.node
+    first, node = rung_of(incident.remedy or rule.remedy), incident.root.node
     if first is Remedy.none or node is None:
         return first
-    shown = facts.snapshot.nodes.get(node) if facts.snapshot else None
-    span = max(settings.repeat for settings in settings_of_node(rules, incident.cluster, shown))
+    span = repeat_span(facts, rules, node)
     ladder = REMEDY_LADDER[REMEDY_LADDER.index(first) :]
     for remedy in ladder:
         if not within_span([use.at for use in tries_of(facts, node, remedy)], facts.earlier(now), span):
@@ -384,7 +380,7 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
         return base
     if not (incident.unusable or incident.fault_class is FaultClass.fatal) or is_denied(incident):
         return base
-    node = facts.snapshot.nodes.get(incident.root.node or "") if facts and facts.snapshot else None
+    node = facts.slurm_node(incident.root.node) if facts is not None else None
     in_service = node is None or node.in_service  # an unknown node is not known to be out of service
     if decision.guard is Guard.maintenance or (decision.guard is Guard.ownership and not in_service):
         return base
@@ -634,6 +630,6 @@ def decision_key(decision: Decision) -> str:
 
 def is_known_bad_in_service(incident: Incident, decision: Decision, facts: GateFacts) -> bool:
     """Law 2: the node is certainly unusable, but healer may not take it out of service."""
-    node = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
+    node = facts.slurm_node(incident.root.node)
     kept = decision.outcome in {Outcome.held, Outcome.refused}
     return is_proven_unusable(incident) and kept and node is not None and node.in_service

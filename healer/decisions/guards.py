@@ -320,6 +320,12 @@ def tries_of(facts: GateFacts, node: str, remedy: Remedy) -> list[RemedyUse]:
     return [use for use in facts.remedies if use.node == node and use.remedy in same]
 
 
+def repeat_span(facts: GateFacts, rules: Ruleset, node: str) -> timedelta:
+    """How long a remedy is not repeated on the node."""
+    settings = settings_of_node(rules, facts.cluster, facts.slurm_node(node))
+    return max(each.repeat for each in settings)
+
+
 def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """Guard `repeat`, law 10: a remedy is not repeated on a node within `repeat_h`; healer escalates to the
     next one on the ladder."""
@@ -328,8 +334,7 @@ def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     if proposal.ride and proposal.verb is Verb.drain:
         # Every remedy begins with a drain, and this run's remedy was chosen when it began.
         return allow(Guard.repeat, say("decisions.remedy_chosen"))
-    node = node_of(proposal, facts)
-    span = max(settings.repeat for settings in settings_of_node(rules, facts.cluster, node))
+    span = repeat_span(facts, rules, proposal.node)
     tried = [
         use.at
         for use in tries_of(facts, proposal.node, proposal.remedy)

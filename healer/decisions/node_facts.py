@@ -40,9 +40,7 @@ def settings_of(rules: Ruleset, cluster: str) -> GuardSettings:
 
 def node_of(proposal: Proposal, facts: GateFacts) -> SlurmNode | None:
     """The proposal's node in the Slurm snapshot; None without a snapshot, and for an unknown node."""
-    if facts.snapshot is None or proposal.node is None:
-        return None
-    return facts.snapshot.nodes.get(proposal.node)
+    return facts.slurm_node(proposal.node)
 
 
 def job_of(proposal: Proposal, facts: GateFacts) -> SlurmJob | None:

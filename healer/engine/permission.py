@@ -383,7 +383,7 @@ class StepPermission:
         # This entry shows the walk that healer, and not a person, returned the node.
         data: dict[str, object] = {"verb": str(verb)} if verb in LIFTING_VERBS else {}
         if verb is not None and verb in _RUNGS:
-            shown = tx.facts.snapshot.nodes.get(run.node or "") if tx.facts.snapshot else None
+            shown = tx.facts.slurm_node(run.node)
             data = boot_of(shown) if verb is not Verb.reset_gpu else data
             tx.add_remedy(
                 RemedyUse(

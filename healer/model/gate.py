@@ -265,6 +265,10 @@ class GateFacts(LedgerFacts, frozen=True, kw_only=True, dict=True):
     breaker: Breaker
     sweeps: Sweeps | None = None
 
+    def slurm_node(self, name: str | None) -> SlurmNode | None:
+        """The node as Slurm shows it."""
+        return self.snapshot.nodes.get(name or "") if self.snapshot is not None else None
+
     @cached_property
     def held(self) -> Mapping[str, Slot]:
         """Node -> its slot; cached, because each guard asks for it, for a thousand slots."""

@@ -152,13 +152,13 @@ class RestScheduler(RestReads, SlurmAdapter):
         name = words.command_id(job)
         action = say("slurm.job_requeue", job=name)
         answer = self._write("/jobs/requeue", action, {"jobs": [name], "flags": flags}, _JOB)
-        rest_answers.check_jobs(answer, words.not_done(action), _JOB)
+        rest_answers.check_jobs(answer, action)
 
     def _end(self, call: SlurmCall, job: str, action: Said, body: Mapping[str, Any]) -> None:
         self._must_have(call)
         jobs = [words.command_id(self._single(job))]
         answer = self._link.call(Request("DELETE", "/jobs", {"jobs": jobs, **body}), action, _JOB)
-        rest_answers.check_jobs(answer, words.not_done(action), _JOB)
+        rest_answers.check_jobs(answer, action)
 
     def _has_reservation(self, name: str) -> bool:
         with only_reading():

@@ -158,7 +158,7 @@ class _Written(msgspec.Struct, frozen=True):
     status: list[_JobStatus | list[_JobStatus]] | None = None
 
 
-def check_jobs(answer: Answer, what: Said, right: str) -> None:
+def check_jobs(answer: Answer, action: Said) -> None:
     """Raises the error of the first job that DELETE /jobs or POST /jobs/requeue refused. The answer is 200
     nevertheless; the entries are in one list, or in one list for each job."""
     for entry in read(answer, _Written).status or []:
@@ -167,7 +167,7 @@ def check_jobs(answer: Answer, what: Said, right: str) -> None:
             if isinstance(text, _JobError):
                 text, number = text.string, text.code
             if number:
-                raise error_of(Problem(text, None, number), what, right)
+                raise error_of(Problem(text, None, number), words.not_done(action), words.JOB_RIGHT)
 
 
 def submitted(answer: Answer) -> str:

@@ -126,8 +126,8 @@ class Lemons(Detector):
         self.cluster, self.marks = cluster, marks
         self._pasts, self._keep = pasts, keep
         self._computed: datetime | None = None
-        #: When scores were first known: an incident from before a restart waits for them.
-        self._known_since: datetime | None = None
+        #: When the scores were last read: an incident from before a restart waits for them.
+        self._scored_at: datetime | None = None
         #: Node -> since when it is a lemon.
         self._lemons: dict[str, datetime] = {}
         self._scores: dict[str, LemonScore] = {}
@@ -149,7 +149,7 @@ class Lemons(Detector):
         findings: list[Finding] = []
         if is_due(self._computed, EVERY, now):
             findings = self._compute(slurm, now)
-        since = self._known_since
+        since = self._scored_at
         clear = {
             (fault, where): since
             for fault, where in given.watched
@@ -164,7 +164,7 @@ class Lemons(Detector):
         except LedgerAway:
             self._computed = now - EVERY + AWAY
             return []
-        self._computed = self._known_since = now
+        self._computed = self._scored_at = now
         self._scores = {lemon.node: lemon for lemon in found}
         for node in [node for node in self._lemons if self._score(node) < OVER]:
             del self._lemons[node]

@@ -14,7 +14,7 @@ import msgspec
 from markupsafe import Markup
 
 from healer.console import words
-from healer.text import Said, joined, say
+from healer.text import Said, joined, say, unstopped
 
 HEIGHT, ROOM_ABOVE, ROOM_BELOW = 190, 12, 22
 #: Series that have a color of their own.
@@ -176,7 +176,7 @@ def described(chart: SvgChart) -> Said:
     if chart.empty:
         return say("console.svg_nothing")
     parts = [_summary(each, chart.unit) for each in chart.series]
-    return say("console.svg_described", parts=joined(parts, "semicolon"), note=chart.note)
+    return say("console.svg_described", parts=joined(parts, "semicolon"), note=unstopped(chart.note))
 
 
 def _summary(series: Series, unit: Unit) -> Said:

@@ -138,6 +138,15 @@ def test_lines_of_the_axis_have_different_labels(top: float) -> None:
     assert len(set(labels)) == len(labels)
 
 
+@pytest.mark.parametrize("note", ["By class", "By class."])
+def test_a_chart_in_a_sentence_has_one_stop_after_its_note(note: str) -> None:
+    chart = SvgChart(
+        id="x", title="Incidents", note=note, kind=Kind.bars, unit=Unit.whole, times=("03:00",), ticks=(),
+        series=(Series(name="fatal", values=(1,)),),
+    )  # fmt: skip
+    assert svg_charts.described(chart).startswith("By class. fatal: ")
+
+
 def test_text_of_others_stays_text() -> None:
     name = "<script>alert(1)</script>"
     series = Series(name=name, values=(0.5,), basis=(2,))

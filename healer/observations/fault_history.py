@@ -274,8 +274,8 @@ class History:
         self._placed: dict[str, set[tuple[str, Key]]] = defaultdict(set)
         #: UUID or serial number of a GPU -> the nodes on which it had a fault.
         self._homes: dict[str, set[str]] = defaultdict(set)
-        #: (node, GPU) -> its stays there, oldest first.
-        self._stays: dict[tuple[str, str], list[_Stay]] = {}
+        #: Node -> GPU -> its stays there, oldest first: of its latest GPUs, as it may name any number.
+        self._stays: dict[str, dict[str, list[_Stay]]] = defaultdict(dict)
 
     # --- keeping ----------------------------------------------------------------------------------------
 
@@ -380,18 +380,19 @@ class History:
             )
 
     def _note_stay(self, node: str, gpu: str, at: datetime, boot_id: str | None) -> None:
-        stays = self._stays.setdefault((node, gpu), [])
+        on_node = self._stays[node]
+        stays = on_node[gpu] = on_node.pop(gpu, [])
         last = stays[-1] if stays else None
         if last is not None and (boot_id is None or last.boot_id in (None, boot_id)):
             stays[-1] = _Stay(boot_id or last.boot_id, last.since, max(last.until, at))
         else:
             stays[:] = [*stays[1 - STAYS_KEPT :], _Stay(boot_id, at, at)]
-        if len(self._stays) > JOBS_KEPT:
-            del self._stays[next(iter(self._stays))]
+        if len(on_node) > NAMED_KEPT:
+            del on_node[next(iter(on_node))]
 
     def _was_there(self, node: str, gpu: str, at: datetime) -> bool:
         """Whether the GPU was in the node at that time: within one boot no GPU leaves it."""
-        stays = self._stays.get((node, gpu), [])
+        stays = self._stays.get(node, {}).get(gpu, [])
         return any(stay.since < at <= stay.until for stay in stays) or (bool(stays) and at > stays[-1].since)
 
     def _learn(self, node: str, pci: str, part: GpuPart) -> bool:

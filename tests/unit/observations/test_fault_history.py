@@ -20,7 +20,7 @@ from healer.model import (
 )
 from healer.model.faults import REPLACED
 from healer.observations import Picture
-from healer.observations.fault_history import BURSTS_KEPT, NODE_KEPT, History, Noted
+from healer.observations.fault_history import BURSTS_KEPT, JOBS_KEPT, NODE_KEPT, History, Noted
 from tests.support.loop import CLUSTER, FATAL, REMAP, START, Site, beat, later, name
 
 HUNG = "NVRM: Xid (PCI:0000:9b:00): 119, pid=7, Timeout after 6s of waiting for RPC response from GPU3 GSP!"
@@ -196,6 +196,8 @@ def test_no_node_speaks_of_a_gpu_that_is_in_another(back: str, count: int) -> No
     history.identify(name(1), PCI, gpu, later(0), "b1")
     history.identify(name(2), PCI, gpu, later(600), "c1")
     history.note(noted("xid-94", 11, node=name(2), part=gpu))
+    for number in range(JOBS_KEPT + 1):  # so many names of its own make it forget no other node's
+        history.identify(name(2), f"{number:08x}:00:00", f"GPU-{number}", later(700), "c1")
     history.identify(name(1), PCI, gpu, later(1200), back)
     found = [burst.node for _, burst in history.of_part(name(1), gpu)]
     assert found == [name(2)] * count

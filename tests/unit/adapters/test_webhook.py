@@ -3,6 +3,7 @@
 import gzip
 import math
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -10,7 +11,7 @@ import httpx
 import pytest
 import zstandard
 
-from healer.adapters.webhook import SignedWebhook, read_body, signed_headers
+from healer.adapters.webhook import PACKED, SignedWebhook, read_body, signed_headers
 
 
 def test_the_published_example_of_a_signature():
@@ -55,3 +56,20 @@ def test_an_answer_is_read_as_it_was_packed(encoding: str):
     packed = gzip.compress(b"{}") if encoding == "gzip" else b"{}"
     answer = httpx.Response(200, headers={"content-encoding": encoding}, stream=httpx.ByteStream(packed))
     assert read_body(answer, 1024, math.inf) == b"{}"
+
+
+def test_a_server_that_packs_raw_deflate_is_not_asked_for_it():
+    """Some servers send "deflate" without the zlib header that the standard asks for."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        encoding, packer = "gzip", zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
+        if "deflate" in request.headers["accept-encoding"]:
+            encoding, packer = "deflate", zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        packed = httpx.ByteStream(packer.compress(b"{}") + packer.flush())
+        return httpx.Response(200, headers={"content-encoding": encoding}, stream=packed)
+
+    with (
+        httpx.Client(transport=httpx.MockTransport(answer), headers=PACKED) as client,
+        client.stream("GET", "https://bmc") as response,
+    ):
+        assert read_body(response, 1024, math.inf) == b"{}"

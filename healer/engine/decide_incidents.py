@@ -466,16 +466,15 @@ def fold_held(walk: Walk) -> None:
             fold_into_wave(walk.work, wave, held)
 
 
-_HOLD_UNTIL_PEOPLE_ACT = frozenset({Guard.breaker, Guard.floor})
-
-
 def ticket_held(walk: Walk) -> None:
     """Opens tickets for incidents whose run waits for people to act elsewhere: to reset the open breaker,
     which still tickets (law 3), or to return other nodes, as too few are in service."""
+    is_open = walk.gate.breaker.state is BreakerState.open
+    guards = {Guard.floor, Guard.breaker} if is_open else {Guard.floor}
     for incident in walk.open_incidents():
         if (
             incident.ticket_precedes_run
-            or incident.held_by not in _HOLD_UNTIL_PEOPLE_ACT
+            or incident.held_by not in guards
             or Remedy.ticket not in incident.remedy
         ):
             continue

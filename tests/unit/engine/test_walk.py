@@ -458,6 +458,17 @@ def test_what_the_open_breaker_holds_has_its_ticket_to_which_the_run_adds_later(
     assert [one.stage for one in _tickets(site, alone)].count(TicketStage.opened) == 1
 
 
+def test_what_waits_for_the_canary_of_the_breaker_has_no_ticket_yet() -> None:
+    """The person has reset the breaker: what is left is the canary's to show."""
+    site = Site(20)
+    site.ledger.tables.breaker = Breaker(cluster=CLUSTER, state=BreakerState.half_open, since=site.now)
+    site.run_for(10, *site.say(8, FATAL))
+    site.run_for(10, *site.say(9, FATAL))
+    waits = next(one for one in site.open_incidents if one.root.node == name(9))
+    assert waits.held_by is Guard.breaker
+    assert _tickets(site, waits) == []
+
+
 def test_what_the_floor_holds_pages_and_has_its_ticket_to_which_the_run_adds_later() -> None:
     """Law 2: a node that must stay in service pages; a person needs the ticket to get it repaired."""
     site = Site(20)

@@ -174,6 +174,7 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
     unknown = finding.fault_class is incident.fault_class is FaultClass.unknown
     # A worse finding of the same fault raises the severity, unless its rule is in shadow.
     watched = book.policies.is_watched(rule)
+    beyond_repair = not watched and _is_beyond_repair(incident, finding, rule)
     joined = msgspec.structs.replace(
         incident,
         evidence=limit_evidence((*incident.evidence, *fresh)),
@@ -183,7 +184,7 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
         unusable=incident.unusable or finding.unusable,
         remedy=merge_remedies(incident.remedy, remedy_of(rule, finding)),
         nodes=verdicts(finding, asks=False) | incident.nodes if unknown else _judged(incident, finding, rule),
-        cause=Cause.permanent if _is_beyond_repair(incident, finding, rule) else incident.cause,
+        cause=Cause.permanent if beyond_repair else incident.cause,
         severity=incident.severity if watched else min(incident.severity, rule.severity),
         jobs_hit=book.hits.with_more(incident, finding),
         updated=book.now,

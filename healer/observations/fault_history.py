@@ -74,7 +74,7 @@ def jobs_by_gpu(snapshot: SlurmSnapshot, node: str) -> dict[int, str]:
     return {index: job.id for job in snapshot.jobs_on(node) for index in job.gpus.get(node, ())}
 
 
-#: Addresses of one node that are remembered as named by itself: more than it has GPUs.
+#: Addresses of GPUs that are remembered of one node, which may name any number: more than it has.
 NAMED_KEPT = 64
 
 
@@ -156,7 +156,8 @@ class GpuMap:
         """One `NVRM: GPU at PCI:…` line, printed once per GPU and boot."""
         if boot_id != self._boot:
             self._seen, self._boot = {}, boot_id
-        self._seen[pci] = uuid
+        if pci in self._seen or len(self._seen) < NAMED_KEPT:
+            self._seen[pci] = uuid
 
     def address(self, gpu: int | None) -> str | None:
         """The PCI address of the GPU with this index, if the node has reported it."""
@@ -256,13 +257,13 @@ class History:
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
         self._nodes: dict[str, dict[Key, tuple[FaultBurst, ...]]] = defaultdict(dict)
-        #: (node, PCI address) -> the GPU that was last reported there.
-        self._gpus: dict[tuple[str, str], GpuPart] = {}
+        #: Node -> PCI address -> the GPU that was last reported there.
+        self._gpus: dict[str, dict[str, GpuPart]] = defaultdict(dict)
         #: How often `gpus` has changed.
         self.gpu_changes = 0
         #: What this walk has changed, in full, until it is kept.
         self._fresh: dict[str, dict[Key, tuple[FaultBurst, ...]]] = defaultdict(dict)
-        self._fresh_gpus: dict[tuple[str, str], GpuPart] = {}
+        self._fresh_gpus: dict[str, dict[str, GpuPart]] = defaultdict(dict)
         self._changed: dict[tuple[str, Key], dict[datetime, FaultBurst]] = defaultdict(dict)
         self._last: dict[tuple[str, str], tuple[str, datetime]] = {}
         #: Node -> what `_on` has listed of it, until its bursts change.
@@ -285,7 +286,7 @@ class History:
             if burst.pci and (part := part_named(burst.part)) is not None:
                 if burst.fault == REPLACED and self._part_at(burst.node, burst.pci) is None:
                     # Another GPU was there before: bursts stored only under the address belong to that one.
-                    self._fresh_gpus[burst.node, burst.pci] = part
+                    self._fresh_gpus[burst.node][burst.pci] = part
                 else:
                     self._learn(burst.node, burst.pci, part)
             key = (self._whole(burst.node, burst.part, burst.pci), burst.fault)
@@ -295,28 +296,36 @@ class History:
         for node in self._nodes:
             self._bound(node)
         self._forget_listed(self._nodes)
-        self._gpus |= self._fresh_gpus
-        self._fresh_gpus = {}
+        self._keep_gpus()
         self.gpu_changes += 1
 
     def begin(self) -> None:
         """Begins a walk: drops what the last one noted and did not keep."""
         self._forget_listed(self._fresh)
-        self._fresh, self._changed, self._fresh_gpus = defaultdict(dict), defaultdict(dict), {}
+        self._fresh, self._changed, self._fresh_gpus = defaultdict(dict), defaultdict(dict), defaultdict(dict)
 
     def keep(self) -> None:
         """Called once the walk's transaction is committed."""
         for node, fresh in self._fresh.items():
             self._nodes[node] |= fresh
             self._bound(node)
-        self._gpus |= self._fresh_gpus
         self.gpu_changes += bool(self._fresh_gpus)
+        self._keep_gpus()
         self.begin()
+
+    def _keep_gpus(self) -> None:
+        for node, fresh in self._fresh_gpus.items():
+            self._gpus[node] |= fresh
+        self._fresh_gpus = defaultdict(dict)
 
     def gpus(self) -> list[tuple[str, str, str]]:
         """(node, PCI address, name) of the GPUs that nodes have listed; each keeps its first name while it is
         there. May be called from any thread."""
-        return [(node, pci, part.first) for (node, pci), part in list(self._gpus.items())]
+        return [
+            (node, pci, part.first)
+            for node, gpus in list(self._gpus.items())
+            for pci, part in list(gpus.items())
+        ]
 
     @property
     def changed(self) -> list[FaultBurst]:
@@ -349,11 +358,13 @@ class History:
 
     def has_gpu(self, node: str, part: str) -> bool:
         """Whether the node has reported this GPU, and no other since, at any address."""
-        gpus = self._gpus | self._fresh_gpus
-        return any(where == node and gpu.name == part for (where, _), gpu in gpus.items())
+        return any(gpu.name == part for gpu in self._gpus_of(node).values())
+
+    def _gpus_of(self, node: str) -> dict[str, GpuPart]:
+        return self._gpus.get(node, {}) | self._fresh_gpus.get(node, {})
 
     def _part_at(self, node: str, pci: str) -> GpuPart | None:
-        return self._fresh_gpus.get((node, pci)) or self._gpus.get((node, pci))
+        return self._fresh_gpus.get(node, {}).get(pci) or self._gpus.get(node, {}).get(pci)
 
     def identify(
         self, node: str, pci: str, uuid: str, at: datetime, boot_id: str | None = None, serial: str = ""
@@ -398,13 +409,15 @@ class History:
     def _learn(self, node: str, pci: str, part: GpuPart) -> bool:
         """True if another GPU was known there."""
         before = self._part_at(node, pci)
+        if before is None and len(self._gpus_of(node)) >= NAMED_KEPT:
+            return False
         if before is not None and is_another(before, part):
-            self._fresh_gpus[node, pci] = part
+            self._fresh_gpus[node][pci] = part
             return True
         now = merge_part(before, part) if before is not None else part
         if now == before:
             return False
-        self._fresh_gpus[node, pci] = now
+        self._fresh_gpus[node][pci] = now
         was = before.name if before is not None else pci
         if was != now.name:
             for by_node in (self._nodes, self._fresh):

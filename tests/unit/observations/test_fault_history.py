@@ -20,7 +20,15 @@ from healer.model import (
 )
 from healer.model.faults import REPLACED
 from healer.observations import Picture
-from healer.observations.fault_history import BURSTS_KEPT, JOBS_KEPT, NODE_KEPT, History, Noted
+from healer.observations.fault_history import (
+    BURSTS_KEPT,
+    JOBS_KEPT,
+    NAMED_KEPT,
+    NODE_KEPT,
+    GpuMap,
+    History,
+    Noted,
+)
 from tests.support.loop import CLUSTER, FATAL, REMAP, START, Site, beat, later, name
 
 HUNG = "NVRM: Xid (PCI:0000:9b:00): 119, pid=7, Timeout after 6s of waiting for RPC response from GPU3 GSP!"
@@ -201,6 +209,23 @@ def test_no_node_speaks_of_a_gpu_that_is_in_another(back: str, count: int) -> No
     history.identify(name(1), PCI, gpu, later(1200), back)
     found = [burst.node for _, burst in history.of_part(name(1), gpu)]
     assert found == [name(2)] * count
+
+
+def test_invented_addresses_of_a_node_are_not_kept_without_end() -> None:
+    """Each kernel line of a stolen token may name another one. The node's own GPUs stay known."""
+    history, gpus = History(CLUSTER), GpuMap()
+    for number in range(10 * NAMED_KEPT):
+        pci = f"{number:08x}:00:00"
+        history.identify(name(1), pci, f"GPU-{number}", later(0), "b1")
+        gpus.identity(pci, f"GPU-{number}", "b1")
+        if number % 100 == 0:
+            history.keep()
+    known = [f"{number:08x}:00:00" for number in range(NAMED_KEPT)]
+    assert [pci for _, pci, _ in history.gpus()] == known
+    assert [
+        pci for pci in (f"{number:08x}:00:00" for number in range(99)) if gpus.is_seen(pci, "b1")
+    ] == known
+    assert history.gpu_at(name(1), known[0]) == "GPU-0"
 
 
 @pytest.mark.parametrize("named", [{"uuid": "GPU-a"}, {"uuid": "", "serial": S1}])

@@ -545,12 +545,14 @@ def find_auto_resolve(rules: Ruleset, picture: Picture, incident: Incident) -> C
     bursts = picture.history.placed_in(incident.id)
     if not incident.is_open or not bursts or is_measured(rules, incident):
         return None
-    found = [find_cleared(rules, picture, part, burst) for part, burst in bursts]
-    cleared_all = [cleared for cleared in found if cleared is not None]
-    if len(cleared_all) < len(found):
-        return None
-    at = max(cleared.at for cleared in cleared_all)
-    return msgspec.structs.replace(cleared_all[-1], at=at, proven=all(each.proven for each in cleared_all))
+    found = list[Cleared]()
+    for part, burst in reversed(bursts):  # one that is still present is mostly a late one
+        cleared = find_cleared(rules, picture, part, burst)
+        if cleared is None:
+            return None
+        found.append(cleared)
+    at = max(cleared.at for cleared in found)
+    return msgspec.structs.replace(found[0], at=at, proven=all(cleared.proven for cleared in found))
 
 
 def waits_for_repair(

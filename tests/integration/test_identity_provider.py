@@ -1,7 +1,9 @@
 """The code flow against a provider over HTTP: what is believed, and all that is not."""
 
+import gzip
 import socket
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -86,6 +88,23 @@ def test_of_two_tabs_that_sign_in_at_once_the_later_one_does(
         statuses.append(browser.get("/auth/callback", params=back).status_code)
     assert statuses == [403, 303]
     assert [one for one in browser.cookies if one == "healer_sign_in"] == []
+
+
+@pytest.mark.parametrize("path", ["/.well-known/openid-configuration", "/keys", "/token"])
+def test_an_answer_of_the_provider_is_unpacked_within_its_bound(site: Site, path: str) -> None:
+    """256 KB of gzip took 256 MB of the API's memory."""
+    site.at.packed[path] = gzip.compress(bytes(256 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProviderAway):
+            site.sign_in()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 16 << 20
+    site.at.packed[path] = gzip.compress(b"[]")
+    with pytest.raises(ProviderAway, match="JSON object"):
+        site.sign_in()
 
 
 def bent(claims: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -25,6 +25,8 @@ class Provider:
         self.user: dict[str, Any] = {"sub": "42", "preferred_username": "ann", "groups": ["ops"]}
         self.key = self.published = RSAKey.generate_key(2048, {"kid": "k1", "use": "sig", "alg": "RS256"})
         self.status = 200
+        #: Path -> the gzip that it answers there instead.
+        self.packed: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.nonces: dict[str, str] = {}
         #: What it answers to who asks whether a code was confirmed, before it is; and what its document says
@@ -101,11 +103,17 @@ def provider() -> Iterator[Provider]:
         def do_GET(self) -> None:
             length = int(self.headers.get("content-length") or 0)
             form = dict(parse_qsl(self.rfile.read(length).decode()))
-            status, body = served.answer(urlsplit(self.path).path, form)
+            path = urlsplit(self.path).path
+            status, body = served.answer(path, form)
+            packed = served.packed.get(path)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
+            if packed is not None:
+                self.send_header("Content-Encoding", "gzip")
             self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
+            # The client may have hung up amid an answer that is too long.
+            with suppress(ConnectionError):
+                self.wfile.write(json.dumps(body).encode() if packed is None else packed)
 
         do_POST = do_GET
 

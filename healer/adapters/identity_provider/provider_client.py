@@ -10,7 +10,7 @@ from healer.adapters.identity_provider.provider_document import TIMEOUT_S, Provi
 from healer.adapters.identity_provider.token_claims import Checked, groups_of, names_of, proven_at
 from healer.ports.directory import Arrival
 from healer.ports.sign_in import SignInRefused
-from healer.text import quoted, say
+from healer.text import say
 
 _SCOPES = ("openid", "profile", "email", "groups")
 
@@ -20,8 +20,7 @@ class ProviderClient:
 
     def __init__(self, issuer: str, client: tuple[str, str], now: Callable[[], datetime]) -> None:
         self.issuer, (self.id, self._secret), self.now = issuer, client, now
-        self._http = httpx.Client(timeout=TIMEOUT_S, follow_redirects=False)
-        self.document = ProviderDocument(issuer, self._http)
+        self.document = ProviderDocument(issuer, httpx.Client(timeout=TIMEOUT_S, follow_redirects=False))
         self.checked = Checked(issuer, self.id, self.document.keys)
 
     def scope(self) -> str:
@@ -40,10 +39,7 @@ class ProviderClient:
         else:
             named = {"client_id": self.id} | ({"client_secret": self._secret} if self._secret else {})
             form = {**form, **named}
-        try:
-            return self._http.post(address, data=dict(form), auth=auth or httpx.USE_CLIENT_DEFAULT)
-        except httpx.HTTPError as error:
-            raise self.document.away(quoted(str(error) or type(error).__name__)) from error
+        return self.document.ask("POST", address, data=dict(form), auth=auth or httpx.USE_CLIENT_DEFAULT)
 
     def arrival(
         self, answer: Mapping[str, Any], *, nonce: str | None, again: bool, claim: str, once: str

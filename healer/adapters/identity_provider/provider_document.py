@@ -11,6 +11,7 @@ import msgspec
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
+from healer.adapters.webhook import PACKED, read_body
 from healer.ports.sign_in import ProviderAway
 from healer.text import NO_WORDS, Said, quoted, said_by, say
 
@@ -20,6 +21,8 @@ T = TypeVar("T")
 #: this.
 KEPT_S, UNKNOWN_KEY_S = 3600.0, 10.0
 TIMEOUT_S = 5.0
+#: The most bytes of an answer: keys with their certificates, or a person's groups, have at most some 100 KB.
+_ANSWER_MAX = 1024 * 1024
 _PATH = "/.well-known/openid-configuration"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -100,11 +103,22 @@ class ProviderDocument:
 
     def document(self, address: str, *, headers: dict[str, str] | None = None) -> Any:
         """A JSON object of the provider. Raises ProviderAway."""
+        return self.read(self.ask("GET", address, headers=headers))
+
+    def ask(
+        self, method: str, address: str, *, headers: dict[str, str] | None = None, **more: Any
+    ) -> httpx.Response:
+        """The provider's answer, whose body is read within its bound. `more`: as for httpx. Raises
+        ProviderAway."""
+        headers, until = {**PACKED, **(headers or {})}, time.monotonic() + TIMEOUT_S
         try:
-            answer = self._http.get(address, headers=headers)
+            with self._http.stream(method, address, headers=headers, **more) as answer:
+                content = read_body(answer, _ANSWER_MAX, until)
         except httpx.HTTPError as error:
             raise self.away(quoted(str(error) or type(error).__name__)) from error
-        return self.read(answer)
+        if content is None:
+            raise self.away(say("adapters.who_endless", who=answer.request.url.path))
+        return httpx.Response(answer.status_code, content=content, request=answer.request)
 
     def read(self, answer: httpx.Response) -> Any:
         if answer.status_code != 200:

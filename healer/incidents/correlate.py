@@ -161,8 +161,10 @@ def _add_evidence(book: Book, incident: Incident, finding: Finding) -> None:
 
 
 def _join(book: Book, incident: Incident, finding: Finding) -> None:
-    before, found_at = incident, _reported_at(book, finding)
-    incident = confirm_after_work(incident, finding, found_at, book.now, of_boot=_is_of_boot(book, finding))
+    before = incident
+    if incident.waits_since is not None:
+        found_at, of_boot = _reported_at(book, finding), _is_of_boot(book, finding)
+        incident = confirm_after_work(incident, finding, found_at, book.now, of_boot=of_boot)
     fresh = fresh_evidence(incident, finding)
     heard = add_reports(incident, finding)
     if not fresh:

@@ -50,7 +50,7 @@ from healer.incidents.correlate import (
 )
 from healer.incidents.impact import hit_so_far
 from healer.incidents.lifecycle import find_withdrawn
-from healer.incidents.placers import NewRoot, are_apart
+from healer.incidents.placers import NewRoot, are_apart, is_worse_while_busy
 from healer.model import (
     BreakerState,
     Command,
@@ -185,7 +185,22 @@ def _apply_decision(
         decision_key=key,
         state=IncidentState.mitigating if acting and not waits else incident.state,
     )
+    if new and incident.run_count:
+        changed = msgspec.structs.replace(changed, worse=_opened_meanwhile(walk, changed))
     _set_urgency(walk, incident, changed, decision)
+
+
+def _opened_meanwhile(walk: Walk, reopened: Incident) -> str | None:
+    """A worse incident of the node, from when no run worked on this one."""
+    there = walk.work.at(reopened.root.node, (), reopened.root)
+    worse = (
+        other.id
+        for other in there
+        if other.id != reopened.id
+        and other.is_open
+        and is_worse_while_busy(NewRoot(reopened, other, walk.work.policies))
+    )
+    return next(worse, None)
 
 
 def _set_urgency_by_run(walk: Walk, incident: Incident, run: Run) -> None:

@@ -427,7 +427,8 @@ def _leave_to_worse(walk: Walk, incident: Incident) -> Incident:
     """Merges the incident into a worse one whose run took over the node, or if its own run only waits for
     permission.
 
-    If healer may not act on the worse one, the run continues but does not return the node.
+    If healer may not act on the worse one, or a person stopped it, the run continues but does not return the
+    node.
     """
     if incident.worse is None or not incident.is_open:
         return incident
@@ -443,7 +444,7 @@ def _leave_to_worse(walk: Walk, incident: Incident) -> Incident:
     ):
         walk.work.put(msgspec.structs.replace(incident, worse=None, gives_way_to=None))
         return walk.work.by_id[incident.id]
-    acts = walk.work.policies.may_act(worse.rule)
+    acts = walk.work.policies.may_act(worse.rule) and worse.stopped_by is None
     run = walk.tx.run(incident.run) if incident.run else None
     idle = run is None or run.shadow or run.state in ENDED_RUN_STATES
     if idle or (acts and walk.withdraw(incident, say("engine.explained_by", incident=worse.short_id))):

@@ -10,7 +10,14 @@ from healer.detection.reported import fault_of
 from healer.detection.silence import JUST_BACK, is_just_back
 from healer.incidents.certainty import last_heard
 from healer.incidents.growth import add_ruled_out, end_incident
-from healer.incidents.part_history import Cleared, find_cleared, ladder_of_burst, part_of, rung_of
+from healer.incidents.part_history import (
+    Cleared,
+    asks_for_more,
+    find_cleared,
+    ladder_of_burst,
+    part_of,
+    rung_of,
+)
 from healer.incidents.second_look import SECOND_LOOK, after_look
 from healer.model import (
     ENDED_RUN_STATES,
@@ -285,9 +292,7 @@ def is_unfinished(incident: Incident, returned: Command) -> bool:
     that a person returns counts as repaired."""
     if returned.by != "healer" or incident.fault_class not in HARDWARE:
         return False
-    wanted, tried = rung_of(incident.remedy), Remedy(str(returned.data.get("tried", Remedy.none)))
-    asked = wanted if wanted is not Remedy.none or Remedy.ticket not in incident.remedy else Remedy.replace
-    return REMEDY_LADDER.index(asked) > REMEDY_LADDER.index(tried)
+    return asks_for_more(incident.remedy, Remedy(str(returned.data.get("tried", Remedy.none))))
 
 
 def is_measured(rules: Ruleset, incident: Incident) -> bool:

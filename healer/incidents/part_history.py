@@ -52,6 +52,13 @@ def rung_of(remedy: tuple[Remedy, ...]) -> Remedy:
     return next((rung for rung in remedy if rung in REMEDY_LADDER), Remedy.none)
 
 
+def asks_for_more(remedy: tuple[Remedy, ...], than: Remedy) -> bool:
+    """Whether it asks for a higher rung than this one; a ticket alone asks for the highest."""
+    rung = rung_of(remedy)
+    asked = Remedy.replace if rung is Remedy.none and Remedy.ticket in remedy else rung
+    return REMEDY_LADDER.index(asked) > REMEDY_LADDER.index(than)
+
+
 def model_on(rules: Ruleset, picture: Picture, node: str) -> str:
     """The node's GPU model by `rules/gpu_models.yaml`, else by Slurm; empty if unknown."""
     shown = picture.slurm_node(node)

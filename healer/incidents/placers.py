@@ -28,6 +28,7 @@ from healer.incidents.growth import (
     moment_of_evidence,
     move_root,
 )
+from healer.incidents.part_history import asks_for_more, rung_of
 from healer.incidents.shared import may_follow_outage, reporters_of, still_explains, wave_continues
 from healer.model import (
     HARDWARE,
@@ -593,8 +594,14 @@ def is_weaker(both: NewRoot) -> bool:
 
 def is_worse_while_busy(both: NewRoot) -> bool:
     """A worse fault of a node or job that a run works on: that run ends when it can."""
-    worse = (both.same_node and both.less) or _hung_job(both)
+    worse = (both.same_node and (both.less or _asks_for_more(both))) or _hung_job(both)
     return both.other.run is not None and worse
+
+
+def _asks_for_more(both: NewRoot) -> bool:
+    """Two fatal faults: the remedy of the one would return the node with the other."""
+    alike = both.root.fault_class is FaultClass.fatal and rank_of(both.root) == rank_of(both.other)
+    return alike and asks_for_more(both.root.remedy, rung_of(both.other.remedy))
 
 
 def is_explained(both: NewRoot) -> bool:

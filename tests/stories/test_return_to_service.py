@@ -1,14 +1,29 @@
 """A node that a person calls repaired has to prove it, and is on probation for a week."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
 
-from healer.model import CommandKind, Incident, Mode, Remedy, RemedyUse, RunState, StepEvent, Verdict
-from tests.support.loop import FATAL, name
+from healer.model import (
+    CommandKind,
+    FaultClass,
+    Incident,
+    Mode,
+    Observation,
+    Remedy,
+    RemedyUse,
+    RunState,
+    StepEvent,
+    Verdict,
+)
+from healer.signals.wire import kernel_log_observations
+from tests.support.loop import CLUSTER, FATAL, LOST, Site, name
 from tests.support.under_test import TestSite
 
 NODE = name(1)
+MEMORY = "NVRM: Xid (PCI:0000:1b:00): 48, pid=4242, name=python, An uncorrectable double bit error (DBE)"
+CARD = "mlx5_core 0000:5e:00.0: poll_health:800: device's health compromised - reached miss count"
 DONE = "healer-test/1; gpus:passed:1; gpu_count=8"
 
 
@@ -117,3 +132,38 @@ def test_acknowledged_incident_is_left_to_its_person() -> None:
     site.send_command(CommandKind.acknowledge, incident=incident.id)
     site.run_for(600, *site.say(1, ASKS.format(RESET, NONE)), step_s=5)
     assert site.node(1).drain and [one.playbook for one in site.ledger.tables.runs.values()] == ["gpu-fatal"]
+
+
+def spoken(site: Site, line: str) -> Sequence[Observation]:
+    body = {"cluster": CLUSTER, "node": NODE, "entries": [{"line": line, "time": site.now.isoformat()}]}
+    book = site.rules.kernel_lines
+    return kernel_log_observations(body, lambda *_: True, site.now, cluster=CLUSTER, book=book).observations
+
+
+def returned_only_well(site: Site, seconds: int) -> None:
+    """Moves the site on; whenever the node is in service, no fatal fault of it is open."""
+    for _ in range(seconds // 10):
+        site.run_for(10, step_s=5)
+        fatal = [one.fault for one in site.open_incidents if one.fault_class is FaultClass.fatal]
+        node = site.node(1)
+        assert not node.in_service or node.planned or not fatal, (node.state, fatal)
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["its run works", "its run was cancelled"])
+@pytest.mark.parametrize("line", [LOST, CARD], ids=["a GPU is lost", "a network card fails"])
+def test_no_run_returns_a_node_that_has_another_fatal_fault(line: str, *, cancelled: bool) -> None:
+    """The second fault needs a reboot, the first only a GPU reset: that returned the node with the second."""
+    site = Site(8, test_s=60)
+    site.run_for(60, *spoken(site, MEMORY))
+    (first,) = site.open_incidents
+    if cancelled:
+        assert first.run is not None
+        site.cancel(first.run)
+        site.run_for(60)
+    site.run_for(60, *spoken(site, line))
+    assert site.node(1).drain
+    if cancelled:
+        site.send_command(CommandKind.reopen, incident=first.id)
+    returned_only_well(site, 1800)
+    assert site.node(1).in_service and site.open_incidents == []
+    assert site.audited("node.resumed") == 1

@@ -27,3 +27,12 @@ NAP = timedelta(minutes=2)
 def is_awake(wake_at: datetime | None, now: datetime) -> bool:
     """Whether a sleep is over: its time has come, or it was written by a clock that was ahead."""
     return wake_at is None or wake_at <= now or wake_at > now + 2 * NAP
+
+
+def is_unheard(until: datetime | None, now: datetime) -> bool:
+    """Whether a sweep should send a worker to the run: its lease is not renewed, or was written by a wrong
+    clock.
+
+    A superfluous worker is harmless, so the wall clock may be used here.
+    """
+    return until is None or until <= now + LEASE - UNHEARD or until > now + 2 * LEASE

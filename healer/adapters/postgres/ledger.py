@@ -205,8 +205,7 @@ class PostgresLedger:
         return do
 
     def due_runs(self, now: datetime, *, sent: timedelta = timedelta(0)) -> list[str]:
-        """Ids of runs that are new, woken, or perhaps abandoned: the lease is not renewed, or was written by
-        a wrong clock. A superfluous worker is harmless, so the wall clock may be used here."""
+        """Ids of runs that are new, woken, or perhaps abandoned: the lease is not renewed (`is_unheard`)."""
         wake_at = runs.c.wake_at  # as `is_awake`
         ready = sa.or_(wake_at.is_(None), wake_at <= now, wake_at > now + 2 * NAP)
         left = sa.or_(

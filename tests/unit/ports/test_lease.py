@@ -1,9 +1,11 @@
 """Who may take an abandoned run, and when: by a stopwatch, never by a clock."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+
+import pytest
 
 from healer.adapters.postgres.claims import Left
-from healer.ports.lease import LEASE_S
+from healer.ports.lease import LEASE, LEASE_S, is_unheard
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=UTC)
 
@@ -51,3 +53,15 @@ def test_old_leases_are_forgotten_when_there_are_many() -> None:
     assert left.epoch("r0") is None
     watch.s += LEASE_S
     assert left.epoch("new") == 1
+
+
+@pytest.mark.parametrize(
+    ("lease_in_s", "unheard"),
+    [(None, True), (-1, True), (7.9, True), (8.1, False), (10, False), (19, False), (21, True), (3600, True)],
+)
+def test_worker_counts_as_lost_without_lease_renewal_or_with_a_wrong_clock(
+    lease_in_s: float | None, unheard: bool
+) -> None:
+    until = None if lease_in_s is None else NOW + timedelta(seconds=lease_in_s)
+    assert is_unheard(until, NOW) is unheard
+    assert timedelta(seconds=LEASE_S) == LEASE

@@ -43,7 +43,7 @@ def test_who_reaches_the_broker_neither_writes_files_nor_loads_libraries(redis: 
             "CONFIG SET dir /tmp", "MODULE LOAD /tmp/any.so", "REPLICAOF 127.0.0.1 9", "SAVE", "BGREWRITEAOF",
             "DEBUG SLEEP 0", "SHUTDOWN NOSAVE", "ACL SETUSER default +@all", "MONITOR",
         ):  # fmt: skip
-            with pytest.raises(ResponseError, match="no permissions|not allowed"):  # Redis 7's own refusal
+            with pytest.raises(ResponseError, match=r"no permissions|not allowed"):  # Redis 7's own refusal
                 link.execute_command(*command.split())
         assert link.ping()
 

@@ -32,8 +32,7 @@ from healer.model import (
     Validation,
     Verb,
 )
-from healer.model.slurm import MAX_LENGTH, OUR_PREFIX, names_incident, original_reason, plain, slurm_kind
-from healer.model.slurm import is_ours as is_healers
+from healer.model.slurm import MAX_LENGTH, OUR_PREFIX, is_ours, original_reason, plain, slurm_kind
 from healer.ports.measurements import Readings
 from healer.ports.node_exec import Bmc, EvidenceBook, NodeExec, SiteCommands
 from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable, SlurmReads, UnknownNode
@@ -304,11 +303,6 @@ def reason_of(ctx: Context) -> str:
     return drain_reason(ctx.run.rule or ctx.run.playbook, ctx.run.incident or ctx.run.id, text)
 
 
-def is_ours(reason: str, incident: str | None = None) -> bool:
-    """Whether the drain is healer's, and with `incident`, whether it is for that incident."""
-    return is_healers(reason) and (incident is None or names_incident(reason, incident))
-
-
 def last_drain_reason(log: Sequence[LogEntry]) -> str:
     """The reason of this run's last drain as read back; empty if there was none."""
     read = (entry.data.get("reason") for entry in reversed(log) if entry.data.get("verb") == Verb.drain)
@@ -332,8 +326,8 @@ def holder_of(node: SlurmNode, words: str = "") -> Said | None:
     """
     if not node.held:
         return None
-    if is_healers(node.reason):
-        added = is_healers(words) and original_reason(node.reason).startswith(f"{original_reason(words)} ")
+    if is_ours(node.reason):
+        added = is_ours(words) and original_reason(node.reason).startswith(f"{original_reason(words)} ")
         return holds(node) if added else None
     if not node.drain and (not node.reason or slurm_kind(node.reason) is not None):
         return None

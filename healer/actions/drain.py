@@ -25,7 +25,6 @@ from healer.actions.base import (
     cause,
     first_logged,
     holder_of,
-    is_ours,
     last_drain_reason,
     read_back,
     read_node,
@@ -50,7 +49,7 @@ from healer.model import (
 )
 from healer.model.gate import permit_for
 from healer.model.run import highest_remedy, is_our_note, note_of, tests_result
-from healer.model.slurm import our_reservation, slurm_kind
+from healer.model.slurm import is_ours, our_reservation, slurm_kind
 from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerError, SchedulerUnavailable
 from healer.text import Said, joined, said_by, say
 

@@ -23,7 +23,6 @@ from healer.actions.base import (
     Unread,
     cause,
     first_logged,
-    is_ours,
     read_back,
     read_free_node,
     reason_of,
@@ -31,7 +30,7 @@ from healer.actions.base import (
 )
 from healer.model import LogEntry, Power, ResetKind, SlurmNode, StepEvent
 from healer.model.node import OFF, ON
-from healer.model.slurm import BOOT_MOVES
+from healer.model.slurm import BOOT_MOVES, is_ours
 from healer.ports.node_exec import BmcError, BmcUnavailable
 from healer.text import Said, quoted, said_by, say
 

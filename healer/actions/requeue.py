@@ -19,7 +19,6 @@ from healer.actions.base import (
     Failed,
     Result,
     Skipped,
-    is_ours,
     read_back,
     read_job,
     restarts_known,
@@ -32,6 +31,7 @@ from healer.decisions.consent import is_agreed
 from healer.incidents.impact import crashed_among, moments_of
 from healer.incidents.second_look import LookResult
 from healer.model import LogEntry, SlurmJob, StepEvent, Verb
+from healer.model.slurm import is_ours
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from healer.text import Said, said_by, say
 

@@ -1,10 +1,11 @@
 """Tidy: removes what healer left on a node that it does not hold: its note, its reservation for a node that
 Slurm does not know, and its slot."""
 
-from healer.actions.base import Action, Context, Done, Failed, Result, Skipped, cause, is_ours, read_slurm
+from healer.actions.base import Action, Context, Done, Failed, Result, Skipped, cause, read_slurm
 from healer.actions.drain import our_notes
 from healer.actions.under_test import end_tests, reservation
 from healer.model import Reservation, SlurmNode
+from healer.model.slurm import is_ours
 from healer.ports.scheduling import UnknownNode
 from healer.text import say
 

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from healer.api.group_commit import Accepted, HookAnswer
+from healer.api.request_fields import KEY_FORM
 from healer.signals import wire
 from healer.signals.alert_bodies import AlertGroup
 from healer.signals.hook_reports import HOOKS, HookReport
@@ -246,7 +247,7 @@ _OPEN = (
 _KEY_HEADER = {
     "name": "Idempotency-Key",
     "in": "header",
-    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+    "schema": {"type": "string", "pattern": f"^{KEY_FORM}$"},
     "description": "the same request with the same key gets the same answer for 24 h",
 }
 

@@ -184,7 +184,9 @@ class BreakerBody(Body):
     since: Moment | None = None
 
 
-_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+#: The form of an Idempotency-Key.
+KEY_FORM = "[!-~]{1,255}"
+_KEY = re.compile(KEY_FORM)
 #: Temporary errors: a repeat with the same key tries again.
 _PASSING = frozenset({401, 429})
 

@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -230,7 +231,7 @@ def run_worker(settings: ExecutorSettings) -> None:
             advance(name)
 
     pool = ThreadPoolExecutor(MISSED_AT_ONCE, thread_name_prefix="missed")
-    duties.append(Duty("missed runs", MISSED_S, missed_runs(_due_runs(db, book), drive, pool)))
+    duties.append(Duty("missed runs", MISSED_S, missed_runs(_due_runs(db, book, tools.now), drive, pool)))
     duties.append(Duty("pulse", BEAT_S, book.pulse))
     stopped = threading.Event()
     threading.Thread(target=run_duties, args=(duties, stopped), daemon=True).start()
@@ -245,12 +246,12 @@ def run_worker(settings: ExecutorSettings) -> None:
             deliver.work()
 
 
-def _due_runs(db: sa.Engine, book: PostgresLedger) -> Callable[[], list[str]]:
+def _due_runs(db: sa.Engine, book: PostgresLedger, now: Callable[[], datetime]) -> Callable[[], list[str]]:
     """The runs that are due, to be asked for once a second: frozen workers that hold one lose it."""
-    frozen, clock = FrozenWorkers(db), SystemClock()
+    frozen = FrozenWorkers(db)
 
     def due_runs() -> list[str]:
-        due = book.due_runs(clock.now(), sent=SENT)
+        due = book.due_runs(now(), sent=SENT)
         frozen.look(due)
         return due
 

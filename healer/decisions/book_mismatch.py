@@ -42,7 +42,6 @@ from healer.model.slurm import (
     is_our_reservation,
     is_ours,
     is_out_for,
-    names_incident,
     our_reservation,
 )
 from healer.text import Said, say
@@ -137,8 +136,7 @@ def drains_shown(facts: GateFacts) -> set[tuple[str, datetime]]:
 
 def _is_for(slot: Slot, node: SlurmNode) -> bool:
     """The drain is the slot's: by its record, or by its reason."""
-    named = is_ours(node.reason) and names_incident(node.reason, slot.incident or slot.run)
-    return slot.drained_at is not None or named
+    return slot.drained_at is not None or is_ours(node.reason, slot.incident or slot.run)
 
 
 def find_vetoes(
@@ -161,14 +159,15 @@ def find_vetoes(
             continue
         if not _is_back(node, facts.snapshot) or is_vetoed(slot, facts.vetoes):
             continue
-        was_shown = (drained := since_when(slot)) in shown
+        _, drained_at = drained = since_when(slot)
+        was_shown = drained in shown
         if slot.drained_at is None and not was_shown:
             continue
-        if facts.snapshot.taken_at - drained[1] < (CLOCKS_DIFFER if was_shown else GRACE):
+        if facts.snapshot.taken_at - drained_at < (CLOCKS_DIFFER if was_shown else GRACE):
             continue
         # Never expires at once: the worker learns from the veto that the slot is free.
         until = now + max(timedelta(hours=rules.guards.veto_h), GRACE)
-        at = max(now, drained[1])
+        at = max(now, drained_at)
         found.append((slot, Veto(node=slot.node, by="A person", at=at, until=until)))
     return found
 

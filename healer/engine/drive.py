@@ -100,6 +100,8 @@ log = structlog.get_logger()
 CHECK_AGAIN = timedelta(minutes=1)
 #: Results that a process keeps until they can be recorded; the oldest are dropped.
 UNRECORDED_MAX = 1000
+#: Waits after which the facts are read again: what was reported meanwhile chooses the remedy too.
+_READS_FACTS_AGAIN = frozenset({"told_out", "empty"})
 
 _EVENT = {
     Done: StepEvent.done,
@@ -666,10 +668,6 @@ class _Drive:
 
     def _after(self, seconds: float) -> str:
         return (self.now() + timedelta(seconds=seconds)).isoformat()
-
-
-#: Waits after which the facts are read again: what was reported meanwhile chooses the remedy too.
-_READS_FACTS_AGAIN = frozenset({"told_out", "empty"})
 
 
 def _news(run: Run, state: RunState, now: datetime, entries: Sequence[LogEntry] = ()) -> Command | None:

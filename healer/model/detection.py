@@ -41,8 +41,9 @@ class Component(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     @classmethod
     def of_place(cls, cluster: str, kind: PlaceKind, name: str) -> "Component":
         """A place that nodes share. A rack, a PDU and a domain keep their names from their own telemetry."""
-        is_switch = kind is PlaceKind.switch
-        return cls(cluster=cluster, switch=name if is_switch else None, device=None if is_switch else name)
+        if kind is PlaceKind.switch:
+            return cls(cluster=cluster, switch=name)
+        return cls(cluster=cluster, device=name)
 
     def may_equal(self, other: "Component") -> bool:
         """Whether both may name the same part: they agree on every field that both have. One sender may give

@@ -108,15 +108,17 @@ def original_reason(reason: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def is_ours(reason: str) -> bool:
-    """Exactly as healer writes it, with nothing but Slurm's own words behind it.
+def is_ours(reason: str, incident: str | None = None) -> bool:
+    """Exactly as healer writes it, with nothing but Slurm's own words behind it; `incident`: for this one.
 
     A person who adds to our text has taken the node over, though the front of it is ours.
     """
     original, *appended = reason.split(_APPENDED)
     if not original.startswith(OUR_PREFIX) or len(original) > MAX_LENGTH or plain(original) != original:
         return False
-    return all(slurm_kind(part) is not None for part in appended)
+    if not all(slurm_kind(part) is not None for part in appended):
+        return False
+    return incident is None or names_incident(reason, incident)
 
 
 def is_empty_reason(reason: str) -> bool:

@@ -295,13 +295,14 @@ class History:
             self._index(burst, key)
         for node in self._nodes:
             self._bound(node)
-        self._forget_listed(self._nodes)
+        self._listed.clear()
         self._keep_gpus()
         self.gpu_changes += 1
 
     def begin(self) -> None:
         """Begins a walk: drops what the last one noted and did not keep."""
-        self._forget_listed(self._fresh)
+        for node in self._fresh:
+            self._listed.pop(node, None)
         self._fresh, self._changed, self._fresh_gpus = defaultdict(dict), defaultdict(dict), defaultdict(dict)
 
     def keep(self) -> None:
@@ -422,7 +423,7 @@ class History:
         if was != now.name:
             for by_node in (self._nodes, self._fresh):
                 self._rename(by_node[node], was, now.name)
-            self._forget_listed([node])
+            self._listed.pop(node, None)
         return False
 
     def _rename(self, by_key: dict[Key, tuple[FaultBurst, ...]], before: str, part: str) -> None:
@@ -440,10 +441,6 @@ class History:
         if gpu is None:
             return part
         return gpu.name if part in {pci, f"{BY_SERIAL}{gpu.serial}"} else part
-
-    def _forget_listed(self, nodes: Iterable[str]) -> None:
-        for node in nodes:
-            self._listed.pop(node, None)
 
     # --- noting -----------------------------------------------------------------------------------------
 
@@ -522,7 +519,7 @@ class History:
         return moment
 
     def _put(self, node: str, key: Key, bursts: tuple[FaultBurst, ...], burst: FaultBurst) -> None:
-        self._forget_listed([node])
+        self._listed.pop(node, None)
         self._fresh[node][key] = bursts
         self._changed[node, key][burst.began_at] = burst
         self._index(burst, key)
@@ -582,7 +579,7 @@ class History:
             bursts = [(key, burst) for key in keys for burst in self._of(node, key)]
             by_part = {part: [*group] for part, group in groupby(bursts, lambda entry: entry[0][0])}
             roots = [burst for _, burst in bursts if _is_root(burst)]
-            worse = {n: [root for root in roots if _rank(root) > n] for n in range(3)}
+            worse = {n: [root for root in roots if _rank(root.fault_class) > n] for n in range(3)}
             listed = self._listed[node] = _Listed(bursts, by_part, worse)
         return listed
 
@@ -631,10 +628,10 @@ class History:
     def is_explained(self, burst: FaultBurst) -> bool:
         """A worse fault that the driver reported on its node, or on a node of one of its jobs, came with
         it."""
-        rank = _rank(burst)
+        rank = _rank(burst.fault_class)
         roots = [*self._on(burst.node).worse[rank]]
         for job in burst.jobs:
-            roots += (root for root in self._roots.get(job, {}).values() if _rank(root) > rank)
+            roots += (root for root in self._roots.get(job, {}).values() if _rank(root.fault_class) > rank)
         return any(
             root.began_at - NEAR <= burst.last_at and burst.began_at <= root.last_at + NEAR for root in roots
         )
@@ -654,12 +651,12 @@ def _is_root(burst: FaultBurst) -> bool:
     return burst.fault_class in _RANK and fault_is(burst.fault, Trait.root)
 
 
-def _rank(burst: FaultBurst) -> int:
-    return _RANK.get(burst.fault_class, 0)
+def _rank(fault_class: FaultClass) -> int:
+    return _RANK.get(fault_class, 0)
 
 
 def _worse(first: FaultClass, second: FaultClass) -> FaultClass:
-    return max(first, second, key=lambda fault_class: _RANK.get(fault_class, 0))
+    return max(first, second, key=_rank)
 
 
 def _more(old: tuple[str, ...], new: tuple[str, ...], kept: int) -> tuple[str, ...]:

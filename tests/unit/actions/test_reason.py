@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healer.actions.base import MAX_LENGTH, drain_reason, holder_of, is_ours
+from healer.actions.base import MAX_LENGTH, drain_reason, holder_of
 from healer.model import SlurmNode
+from healer.model.slurm import is_ours
 
 INCIDENT = "0123456789abcdef0123456789abcdef"
 

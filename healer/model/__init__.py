@@ -93,6 +93,8 @@ from healer.model.node import (
     CommandSeen,
     Diagnosis,
     FabricState,
+    Figure,
+    FleetFigure,
     GpuActivity,
     GpuSeen,
     Inventory,
@@ -103,6 +105,8 @@ from healer.model.node import (
     LemonPart,
     LemonScore,
     MemoryState,
+    NodeComparison,
+    NodeFigures,
     NodeLook,
     NodeRecord,
     Power,
@@ -179,10 +183,6 @@ from healer.model.run import (
 )
 from healer.model.slurm import (
     Controller,
-    Figure,
-    FleetFigure,
-    NodeComparison,
-    NodeFigures,
     NodeStatus,
     OwnerKind,
     ReasonOwner,

@@ -295,6 +295,42 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     out: float = 0.0
 
 
+class Figure(msgspec.Struct, frozen=True):
+    """A rate that a test measured (`gemm_tflop_per_s`): the higher the better."""
+
+    value: float
+    at: datetime
+
+
+class NodeFigures(msgspec.Struct, frozen=True):
+    """The newest figure by name."""
+
+    node: str
+    figures: dict[str, Figure]
+
+
+class FleetFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure compared with `nodes` nodes of its model: their `median`, and their `spread` (a robust
+    standard deviation). `low`: too far below the median."""
+
+    name: str
+    value: float
+    at: datetime
+    median: float
+    spread: float
+    nodes: int
+    low: bool = False
+
+
+class NodeComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` is the model of its GPUs. The figures by name."""
+
+    cluster: str
+    node: str
+    kind: str
+    figures: tuple[FleetFigure, ...]
+
+
 class LemonPart(msgspec.Struct, frozen=True, kw_only=True):
     """What one signal adds: `count` as far as it has faded, and the `points` for it; `text` for people."""
 

@@ -16,7 +16,7 @@ from healer.model import (
     Submission,
     Topology,
 )
-from healer.model.slurm import job_state, signed_reason, state_words
+from healer.model.slurm_spelling import job_state, signed_reason, state_words
 from healer.observations.slurm_poll import placed
 from healer.ports.clock import Clock
 from healer.ports.scheduling import Nodes, SchedulerRefused, UnknownNode

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from healer.model.slurm import signed_reason, state_words
+from healer.model.slurm_spelling import signed_reason, state_words
 from healer.signals.kernel_log import parse_line
 from tests.stories.test_judged import ASKS, BOTH, kernel_story, xid
 from tests.stories.test_replay import clock, job, jobs, kernel, nodes, played, row

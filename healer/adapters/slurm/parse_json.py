@@ -13,7 +13,7 @@ import structlog
 
 from healer.adapters.slurm import slurm_words as words
 from healer.model import Reservation, SlurmJob, SlurmNode
-from healer.model.slurm import job_state, to_datetime
+from healer.model.slurm_spelling import job_state, to_datetime
 from healer.text import say
 
 log = structlog.get_logger()

@@ -14,7 +14,7 @@ from healer.adapters.slurm import parse_json
 from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.parse_json import NotUnderstood
 from healer.model import BLOCK, Reservation, SlurmJob, SlurmNode
-from healer.model.slurm import job_state
+from healer.model.slurm_spelling import job_state
 from healer.text import Said, say
 
 

@@ -23,7 +23,7 @@ from healer.adapters.slurm.commands import only_reading
 from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_token import ends_at
 from healer.adapters.webhook import cause_of
-from healer.model.slurm import to_datetime
+from healer.model.slurm_spelling import to_datetime
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 from healer.text import Said, said_by, say, to_text
 

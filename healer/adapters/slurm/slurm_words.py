@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from healer.model import Reservation, SlurmJob, SlurmNode, hostlist
-from healer.model.slurm import state_words
+from healer.model.slurm_spelling import state_words
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 from healer.text import Said, say
 

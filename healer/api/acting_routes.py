@@ -25,7 +25,7 @@ from healer.api.access import (
 )
 from healer.api.db_health import Fleet
 from healer.api.documents import answers
-from healer.api.granted import may_use
+from healer.api.granted import bars_approval, may_use
 from healer.api.lanes import COMMANDS, PAUSES, LaneRouter
 from healer.api.problems import Problem, field_error, not_in_slurm
 from healer.api.request_fields import (
@@ -57,7 +57,6 @@ from healer.model.node import Drift, Reconciled
 from healer.ports.answers import Preview, RuleRecord
 from healer.ports.callers import Caller
 from healer.ports.commanding import RunRequest
-from healer.ports.directory import UNPROVEN
 from healer.ports.request_errors import GuardRefused, NotFound
 from healer.text import Said, say
 
@@ -313,8 +312,8 @@ def _on_run(
         why = say("api.granted_not_this_playbook", playbook=run.playbook, cluster=run.cluster)
         raise _refusal(request, caller, why)
     if verb == "approve":
-        if caller.session is not None and caller.session.proven_at == UNPROVEN:
-            raise _refusal(request, caller, say("api.host_never_approves"))
+        if why := bars_approval(caller, ALLOWED[Role.operator], run):
+            raise _refusal(request, caller, why)
         check_fresh(services, caller, services.rules().playbooks.get(run.playbook))
     command = getattr(services.runs, verb)
 

@@ -5,12 +5,12 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from healer.api.problems import Problem
-from healer.model import Role
+from healer.model import Role, Run
 from healer.model.grants import ACTING, OWNED, AccessRules, Grant, fits_any, strongest
 from healer.model.person_names import broke_glass
 from healer.ports.callers import Caller, Granted
-from healer.ports.directory import LOCAL
-from healer.text import say
+from healer.ports.directory import LOCAL, UNPROVEN
+from healer.text import Said, say
 
 #: What a token above viewer has that is neither a person's nor a service account's: it may only read.
 OF_NO_PERSON = Granted(subject="", groups=(), grants=(Grant(name="", role=Role.viewer),))
@@ -97,3 +97,12 @@ def may_use(caller: Caller, roles: Collection[Role], cluster: str, playbook: str
         grant.role in roles and grant.covers(cluster) and fits_any(playbook, grant.playbooks)
         for grant in caller.granted.grants
     )
+
+
+def bars_approval(caller: Caller, roles: Collection[Role], run: Run) -> Said | None:
+    """Why this token or session may not approve the run, apart from its person; None if it may."""
+    if not may_use(caller, roles, run.cluster, run.playbook):
+        return say("api.granted_not_this_playbook", playbook=run.playbook, cluster=run.cluster)
+    if caller.session is not None and caller.session.proven_at == UNPROVEN:
+        return say("api.host_never_approves")
+    return None

@@ -51,7 +51,7 @@ from healer.adapters.slurm.token_proof import RestTokens
 from healer.adapters.spool import FileSpool
 from healer.adapters.system_clock import SystemClock
 from healer.adapters.unix_users import login_name
-from healer.api.access import Access, no_cluster
+from healer.api.access import no_cluster
 from healer.api.app import create_app
 from healer.api.services import Services
 from healer.api.site_address import SiteNames
@@ -390,7 +390,6 @@ def web_app(settings: Settings, names: Callable[[], Iterable[str]] = tuple) -> F
     tokens = slurm_tokens({name: settings.of(name) for name in named})
     wired = dataclasses.replace(wired, site=site, munge_users=users, slurm_tokens=tokens)
     app = create_app(wired)
-    access: Access = app.state.access
     book = wired.rules
     sources = Sources(
         queries=wired.queries,
@@ -402,6 +401,7 @@ def web_app(settings: Settings, names: Callable[[], Iterable[str]] = tuple) -> F
             wired.senders.heard(cluster, limit, wired.clock.now()),
             queues(app),
         ),
+        bars=wired.runs.bars,
         modes={name: settings.of(name).mode for name in named},
         rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",
         cases=CaseBook(book.folder) if isinstance(book, Rulebook) else dict,
@@ -412,7 +412,7 @@ def web_app(settings: Settings, names: Callable[[], Iterable[str]] = tuple) -> F
     )
     pages = Pages(
         sources,
-        access,
+        app.state.access,
         link_secret=settings.link_secret,
         people=wired.people,
         sign_in=wired.sign_in,

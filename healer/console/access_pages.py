@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from healer.console.pages import Here, PageRoute
 from healer.console.views import Shown
-from healer.engine.command import cannot_be_undone
+from healer.decisions import cannot_be_undone
 from healer.model import Ruleset
 from healer.model.grants import APPROVING, fits_any, strongest
 

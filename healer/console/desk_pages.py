@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from healer.console.pages import Here, PageRoute, Pages, missing
+from healer.console.pages import Here, PageRoute, Pages, bars_of, missing
 from healer.console.render import csv_file, markdown_file
 from healer.console.views import (
     Shown,
@@ -43,10 +43,11 @@ def approvals_page(request: Request, pages: Here) -> Response:
     standing, role = context["standing"], context["role"]
     rows = [run_row(run, context["now"]) for run in standing.asking]
     waiting = queue_view.most_urgent(rows, standing)
+    bars = bars_of(pages, context["session"])
     taken = {name: takes(playbook) for name, playbook in pages.rules.playbooks.items()}
     context |= {
         "approvals": [
-            queue_view.approval(row, pages.queries.runs.record(row.run.id), standing, taken, role)
+            queue_view.approval(row, pages.queries.runs.record(row.run.id), standing, taken, role, bars)
             for row in waiting[: queue_view.SHOWN]
         ],
         "count": len(waiting),

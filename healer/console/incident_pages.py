@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from fastapi import APIRouter, Request, Response
 
 from healer.api.granted import role_at
-from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
+from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, bars_of, missing
 from healer.console.render import csv_file, markdown_file, next_link, one_of
 from healer.console.views import Shown, charts_view, glance_view, incident_view
 from healer.console.views.buttons import split_buttons
@@ -75,9 +75,12 @@ def incident_page(request: Request, pages: Here, incident_id: str) -> Response:
     context = pages.context(request, "incident", detail.incident.cluster)
     now, role = context["now"], role_at(session, detail.incident.cluster)
     rows = timeline(detail)
+    bars = bars_of(pages, session)
     context |= {
         "detail": detail,
-        "view": incident_view.view_incident(detail, context["standing"], role, now, me=session.name),
+        "view": incident_view.view_incident(
+            detail, context["standing"], role, now, me=session.name, bars=bars
+        ),
         "timeline": rows,
         "glance": _glance(pages, detail, rows, now),
         "charts": _charts(pages, detail, now),

@@ -15,16 +15,16 @@ from fastapi.routing import APIRoute
 from healer.api.access import ALLOWED
 from healer.api.cookies import read_cookie
 from healer.api.credential_budget import address_of
-from healer.api.granted import has_role, role_at
+from healer.api.granted import bars_approval, has_role, role_at
 from healer.api.problems import Problem, not_in_slurm
 from healer.console import words
 from healer.console.fleet_map import FleetBodies, FleetMeasures
 from healer.console.render import Renderer, Runbooks
 from healer.console.views import fleet_view, standing_view
-from healer.console.views.buttons import may_act, may_respond
+from healer.console.views.buttons import may_act, may_respond, nothing_bars
 from healer.engine.leavers import Leavers
 from healer.engine.local_accounts import LocalAccounts
-from healer.model import Mode, Role, Ruleset, SlurmSnapshot, UnknownSeries
+from healer.model import Mode, Role, Ruleset, Run, SlurmSnapshot, UnknownSeries
 from healer.model.recordings import Recordings
 from healer.ports.answers import Arriving, ClusterState, RuleBook, SelfHealthReads, Standing
 from healer.ports.callers import SESSION_COOKIE, Caller, Sessions
@@ -35,7 +35,7 @@ from healer.ports.request_errors import Invalid
 from healer.ports.sign_in import SignIn
 from healer.rulebook.runbooks import runbooks_dir
 from healer.telling.news import LINK_NAME, is_valid_link
-from healer.text import say
+from healer.text import Said, say
 
 _WEEK = timedelta(days=7)
 PAGE_ROWS = 50
@@ -97,6 +97,7 @@ class Trying:
 class Sources:
     """What the pages read: the same queries as the API, and the state of this process.
 
+    `bars`: by a person's name, why they may not approve a run (`Commands.bars`).
     `unknown` and `arriving`: of a cluster, at most so many. `modes`: of each configured cluster, the mode
     of rules without their own. `rules_error`: why changed rule files were not loaded. `cases`: test cases of
     the rule files, by rule. `trying` None: no rehearsals here; `self_health` or `leavers` None: their
@@ -108,6 +109,7 @@ class Sources:
     clock: Callable[[], datetime]
     unknown: Callable[[str, int], Sequence[UnknownSeries]]
     arriving: Callable[[str, int], Arriving]
+    bars: Callable[[str], Callable[[Run], Said | None]] = lambda by: nothing_bars
     modes: Mapping[str, Mode] = field(default_factory=dict)
     rules_error: Callable[[], str] = lambda: ""
     cases: Callable[[], dict[str, int]] = dict
@@ -292,6 +294,12 @@ class Pages:
 
     def show(self, template: str, context: dict[str, Any], status: int = 200) -> Response:
         return self.render.page(template, status, **context)
+
+
+def bars_of(pages: Pages, session: Caller) -> Callable[[Run], Said | None]:
+    """Why the person of this session may not approve a run; None if they may."""
+    by_name = pages.sources.bars(session.name)
+    return lambda run: bars_approval(session, ALLOWED[Role.operator], run) or by_name(run)
 
 
 def job_owner(sessions: Sessions, request: Request) -> Caller | None:

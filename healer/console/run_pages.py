@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 
 from healer.api.granted import role_at
-from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
+from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, bars_of, missing
 from healer.console.render import next_link, one_of
 from healer.console.views.buttons import from_here_buttons, run_buttons
 from healer.console.views.runs_view import last_decision, log_rows, run_row, steps
@@ -49,7 +49,7 @@ def run_page(request: Request, pages: Here, run_id: str) -> Response:
         "row": run_row(detail.run, context["now"]),
         "steps": steps(detail.run, detail.log, detail.run.created_at),
         "log": log_rows(detail.log),
-        "buttons": run_buttons(detail.run, role),
+        "buttons": run_buttons(detail.run, role, bars_of(pages, session)),
         "again": from_here_buttons(detail.run, detail.log, role),
         "mode_note": say(f"console.mode_{detail.run.mode}"),
     }

@@ -9,6 +9,7 @@ from healer.decisions.book_mismatch import (
 )
 from healer.decisions.breaker import after_run_news, next_breaker, reset, storm_roots
 from healer.decisions.capacity import limits
+from healer.decisions.consent import cannot_be_undone, waits_for_second
 from healer.decisions.decide import (
     ASKING,
     adopts,

@@ -30,11 +30,14 @@ from healer.model import (
     GateFacts,
     Guard,
     Mode,
+    Playbook,
     PromotionPolicy,
     Proof,
     Proposal,
     Reservation,
     Ruleset,
+    Run,
+    RunState,
     SlurmJob,
     SlurmNode,
     Trial,
@@ -68,6 +71,26 @@ def irreversible(proposal: Proposal, facts: GateFacts, now: datetime) -> Answer:
         return hold(Guard.approval, say("decisions.needs_person", verb=verb), used=0, limit=needed)
     why = say("decisions.needs_second", verb=verb, who=proposal.by)
     return hold(Guard.approval, why, used=counted, limit=needed)
+
+
+def cannot_be_undone(playbook: Playbook) -> bool:
+    """Whether the requester may never approve the run, whatever rules/access.yaml allows."""
+    # DOWN that only frees a node needs one person; the gate checks any other DOWN when the run gets there.
+    never_alone = IRREVERSIBLE_VERBS - {Verb.down}
+    return any(step.do in never_alone for step in playbook.steps)
+
+
+#: What a person's run waits for that another person has to approve before it begins.
+_SECOND_TO_BEGIN = frozenset(
+    {"decisions.needs_second", "decisions.needs_person", "decisions.duty_needs_second"}
+)
+
+
+def waits_for_second(run: Run) -> bool:
+    """A run that a person requested, and that another person has to approve before it begins."""
+    if run.state is not RunState.held or run.approved_by is not None or run.question is None:
+        return False
+    return run.question.key in _SECOND_TO_BEGIN
 
 
 def _why_down_takes_nothing(proposal: Proposal, facts: GateFacts, now: datetime) -> Said | None:
@@ -267,7 +290,7 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
         if not proposal.approved_by and rules.access.needs_second(proposal.playbook):
             why = say("decisions.duty_needs_second", playbook=proposal.playbook, who=proposal.by)
             return hold(Guard.approval, why, used=1, limit=2)
-        return allow(Guard.approval, say("decisions.asks_is_approval", who=proposal.by))
+        return allow(Guard.approval, _asks_is_approval(proposal, rules))
     if proposal.approved_by:
         return allow(Guard.approval, say("decisions.approved_by", who=proposal.approved_by))
     if proposal.doubt:
@@ -282,6 +305,13 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     if current is Mode.auto and (trial := trial_of(proposal, facts, rules)):
         return hold(Guard.approval, trial_text(trial), used=0, limit=1)
     return allow(Guard.approval, say("decisions.no_approval_needed"))
+
+
+def _asks_is_approval(proposal: Proposal, rules: Ruleset) -> Said:
+    playbook = rules.playbooks.get(proposal.playbook or "")
+    if playbook is not None and cannot_be_undone(playbook):
+        return say("decisions.asks_is_approval_yet", who=proposal.by, playbook=playbook.name)
+    return say("decisions.asks_is_approval", who=proposal.by)
 
 
 def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:

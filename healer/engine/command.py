@@ -8,7 +8,7 @@ it. `request` is the id of a request: a repeat changes nothing.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ from healer.actions import calls_of
 from healer.decisions import (
     ASKING,
     JudgeResult,
+    cannot_be_undone,
     decision_of,
     judge,
     limits,
@@ -44,7 +45,6 @@ from healer.engine.starts import (
 from healer.incidents.impact import hit_among
 from healer.model import (
     ENDED_RUN_STATES,
-    IRREVERSIBLE_VERBS,
     Breaker,
     BreakerState,
     Component,
@@ -58,7 +58,6 @@ from healer.model import (
     SlurmJob,
     SlurmNode,
     StepEvent,
-    Verb,
     audit_record,
 )
 from healer.model.grants import APPROVING, fits_any
@@ -196,6 +195,17 @@ class Commands:
             answer = approve(tx, order, agreed, rules, approver, until)
         return _wake_for(site, _or_refused(answer))
 
+    def bars(self, by: str) -> Callable[[Run], Said | None]:
+        """For each run, why `by` may not approve it, in the words of `approve`; None if they may."""
+        rules, find = self._rules(), cache(self._people.find)
+
+        def why(run: Run) -> Said | None:
+            approver = Approver(by, find(by), self._provided)
+            playbook = rules.playbooks.get(run.playbook)
+            return why_not_approve(run, playbook, approver, rules) if playbook else None
+
+        return why
+
     def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
         with _changing(self._site_of(run)) as tx:
             return stop(tx, self._order(run, by, reason, request), RunState.rejected)
@@ -284,8 +294,6 @@ def approve(
     A run that waits for an approval at one of its steps continues from there; a run that has not begun is
     judged by the gate. The gate is locked before the run, in the same order as in the walk.
     """
-    if not is_person(order.by):
-        raise Forbidden(say("engine.accounts_never_approve", name=order.by))
     facts = tx.lock_gate()
     run, now = locked_run(tx, order.about), order.at
     refused_before = run.state in ASKING and run.approved_by != order.by
@@ -297,7 +305,8 @@ def approve(
     if until is not None and run.approve_until != until:
         raise Conflict(say("engine.asks_another", run=run.id))
     playbook = _book_of(run, rules)
-    _check_approver(run, playbook, approver, rules)
+    if why := why_not_approve(run, playbook, approver, rules):
+        raise Forbidden(why)
     approved = with_restarts(run, restart, order.by)
     incident = tx.incident(run.incident) if run.incident else None
     if step is not None:
@@ -352,28 +361,24 @@ def _id_and_state(run: Run) -> dict[str, str]:
     return {"run": run.id, "state": say(f"words.run_{run.state}")}
 
 
-def _check_approver(run: Run, playbook: Playbook, approver: Approver, rules: Ruleset) -> None:
-    """Raises Forbidden. If a service account requested the run, its owner counts as the requester."""
-    if not broke_glass(approver.name):
-        _check_person(run, approver, rules)
+def why_not_approve(run: Run, playbook: Playbook, approver: Approver, rules: Ruleset) -> Said | None:
+    """Why this approver may not approve the run, in one sentence; None if they may. If a service account
+    requested the run, its owner counts as the requester."""
+    if not is_person(approver.name):
+        return say("engine.accounts_never_approve", name=approver.name)
+    if not broke_glass(approver.name) and (why := _why_no_person(run, approver, rules)):
+        return why
     groups = approver.person.groups if approver.person else ()
     for duty in rules.access.duties_of(run.playbook):
         if barred := sorted({*duty.never} & {*groups}):
-            raise Forbidden(say("engine.never_approves", playbook=run.playbook, group=barred[0]))
+            return say("engine.never_approves", playbook=run.playbook, group=barred[0])
     if not _may_have_asked(person_of(run.by), approver.name):
-        return
+        return None
     if cannot_be_undone(playbook):
-        why = say("engine.second_person")
-        raise Forbidden(say("engine.glass_no_second") if person_of(run.by) != approver.name else why)
+        return say("engine.glass_no_second" if person_of(run.by) != approver.name else "engine.second_person")
     if rules.access.needs_second(run.playbook):
-        raise Forbidden(say("engine.duty_second_person", playbook=run.playbook))
-
-
-def cannot_be_undone(playbook: Playbook) -> bool:
-    """Whether the requester may never approve the run, whatever rules/access.yaml allows."""
-    # DOWN that only frees a node needs one person; the gate checks any other DOWN when the run gets there.
-    never_alone = IRREVERSIBLE_VERBS - {Verb.down}
-    return any(step.do in never_alone for step in playbook.steps)
+        return say("engine.duty_second_person", playbook=run.playbook)
+    return None
 
 
 def _may_have_asked(asker: str, approver: str) -> bool:
@@ -381,24 +386,21 @@ def _may_have_asked(asker: str, approver: str) -> bool:
     return asker == approver or (asker != "healer" and count_people((asker, approver)) < 2)
 
 
-def _check_person(run: Run, approver: Approver, rules: Ruleset) -> None:
-    """Raises Forbidden if the approver is not a person of the site, or if the identity provider's groups do
-    not grant it. The API has already checked the role of a local person."""
+def _why_no_person(run: Run, approver: Approver, rules: Ruleset) -> Said | None:
+    """Why the approver is not a person of the site, or the identity provider's groups do not grant it; else
+    None. The API has already checked the role of a local person."""
     person = approver.person
     if not approver.provided:
-        if person is None:
-            raise Forbidden(say("engine.unknown_approves", name=approver.name))
-        return
+        return say("engine.unknown_approves", name=approver.name) if person is None else None
     if person is None or person.issuer == LOCAL:
-        raise Forbidden(say("engine.nobody_approves", name=approver.name))
+        return say("engine.nobody_approves", name=approver.name)
     may = (
         grant.role in APPROVING and grant.covers(run.cluster) and fits_any(run.playbook, grant.playbooks)
         for grant in rules.access.grants_of(person.subject, person.groups)
     )
-    if not any(may):
-        raise Forbidden(
-            say("engine.not_granted", name=person.name, playbook=run.playbook, cluster=run.cluster)
-        )
+    if any(may):
+        return None
+    return say("engine.not_granted", name=person.name, playbook=run.playbook, cluster=run.cluster)
 
 
 def _step_to_approve(tx: CommandTx, run: Run) -> str | None:

@@ -3,8 +3,10 @@
 import msgspec
 import pytest
 
+from healer.console.views.buttons import run_buttons
+from healer.console.views.runs_view import asks
 from healer.engine.command import Commands, Site
-from healer.model import Guard, Playbook, Role, Ruleset, RunState, Step, Verb
+from healer.model import AnswerKind, Guard, Playbook, Role, Ruleset, RunState, Step, Verb
 from healer.model.grants import AccessRules, Duty, Grant
 from healer.ports.directory import LOCAL, Person
 from healer.ports.request_errors import Forbidden
@@ -115,3 +117,22 @@ def test_a_duty_bars_groups_and_asks_for_a_second_person(desk: Desk) -> None:
     with pytest.raises(Forbidden, match="group students"):
         approve(people, held.id, "bob")
     assert approve(people, held.id, "cid") is RunState.running
+
+
+def test_the_page_disables_approve_for_who_may_not_in_the_words_of_the_refusal(desk: Desk) -> None:
+    people = people_of(desk, AccessRules(duties=(Duty(playbooks=("drain",)),)))
+    for asked in (waiting(desk, "power", by="ann"), people.start(desk.ask(by="ann")).id):
+        approve_button, _ = run_buttons(desk.run(asked), Role.operator, people.bars("ann"))
+        with pytest.raises(Forbidden, match="you requested it yourself") as refused:
+            approve(people, asked, "ann")
+        assert approve_button.barred == str(refused.value)
+        other, _ = run_buttons(desk.run(asked), Role.operator, people.bars("bob"))
+        assert other.label.startswith("Approve") and not other.barred
+        assert asks(desk.run(asked))
+
+
+def test_the_guard_does_not_say_that_a_run_with_a_step_for_two_needs_no_approval(desk: Desk) -> None:
+    people = people_of(desk, AccessRules())
+    people.start(desk.ask("power-cycle", by="ann"))
+    (answer,) = (one for one in desk.decisions()[-1].answers if one.guard is Guard.approval)
+    assert "another person" in answer.why and answer.kind is AnswerKind.allow

@@ -1,6 +1,6 @@
 """Buttons: each posts JSON to the REST API, with a preview where it changes much."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -8,7 +8,7 @@ import msgspec
 from healer.console import words
 from healer.console.views.fleet_view import NodeKind, NodeRow
 from healer.console.views.runs_view import title_of
-from healer.decisions import runs_alongside
+from healer.decisions import runs_alongside, waits_for_second
 from healer.engine.records import IncidentRecord
 from healer.model import (
     ENDED_RUN_STATES,
@@ -25,7 +25,7 @@ from healer.model import (
 from healer.model.grants import ACTING, APPROVING
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import OpenIncident
-from healer.text import quoted, say
+from healer.text import Said, quoted, say
 
 #: Shown first on a node in service, as they are used often; all others are under "More playbooks".
 _FIRST = frozenset({"drain-at-job-end", "validate", "reboot-validate"})
@@ -68,6 +68,13 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
     flat: bool = False
     #: Listed under "More playbooks".
     more: bool = False
+    #: Why this person may not press it; empty if they may.
+    barred: str = ""
+
+
+def nothing_bars(run: Run) -> Said | None:
+    """The answer where every operator may approve."""
+    return None
 
 
 def worded(key: str, **args: Any) -> dict[str, Any]:
@@ -107,18 +114,21 @@ def may_act(role: Role) -> bool:
     return role in APPROVING
 
 
-def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
-    """The buttons of this run for this role."""
+def run_buttons(
+    run: Run, role: Role, bars: Callable[[Run], Said | None] = nothing_bars
+) -> tuple[Button, ...]:
+    """The buttons of this run for this role. `bars`: why this person may not approve it; None if they may."""
     if not may_act(role) or run.state in ENDED_RUN_STATES:
         return ()
-    if run.state in (RunState.waiting_approval, RunState.proposed):
+    if run.state in (RunState.waiting_approval, RunState.proposed) or waits_for_second(run):
         on = {"cluster": run.cluster, **({"node": run.node} if run.node else {"job": run.job or ""})}
         on |= {"incident": run.incident} if run.incident else {}
         preview, body = f"/api/v1/playbooks/{run.playbook}/runs", {**on, "reason": "preview"}
-        return _approve(run, preview=preview, preview_body=body), _on_run(run, "reject")
+        approve = _approve(run, preview=preview, preview_body=body, barred=bars(run) or "")
+        return approve, _on_run(run, "reject")
     buttons: list[Button] = []
     if run.state is RunState.waiting and run.question:
-        buttons.append(_approve(run, "run_go_on"))
+        buttons.append(_approve(run, "run_go_on", barred=bars(run) or ""))
     if run.state is RunState.stuck:
         buttons.append(_on_run(run, "retry", body={"epoch": run.epoch}, primary=True))
     buttons.append(_on_run(run, "cancel"))

@@ -13,6 +13,7 @@ from healer.console.views.buttons import (
     acknowledge_button,
     may_act,
     may_respond,
+    nothing_bars,
     quiet_buttons,
     resume_button,
     review_buttons,
@@ -42,7 +43,7 @@ from healer.model import (
 from healer.model.incident import Similarity
 from healer.model.slurm import SLURM, is_ours
 from healer.ports.answers import RunRecord, Standing
-from healer.text import joined, name_some, quoted, say, unstopped
+from healer.text import Said, joined, name_some, quoted, say, unstopped
 
 #: What a step does, where its name is that.
 _VERBS = frozenset(Verb)
@@ -57,9 +58,15 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     buttons: tuple[Button, ...] = ()
 
 
-def left_for_you(detail: IncidentRecord, node: SlurmNode | None, role: Role, now: datetime) -> list[Left]:
+def left_for_you(
+    detail: IncidentRecord,
+    node: SlurmNode | None,
+    role: Role,
+    now: datetime,
+    bars: Callable[[Run], Said | None] = nothing_bars,
+) -> list[Left]:
     incident = detail.incident
-    left = [found for run in detail.runs if (found := _asked(run, detail, role, now)) is not None]
+    left = [found for run in detail.runs if (found := _asked(run, detail, role, now, bars)) is not None]
     if incident.known_bad_in_service and incident.is_open:
         left.append(
             Left(
@@ -96,7 +103,9 @@ def left_for_you(detail: IncidentRecord, node: SlurmNode | None, role: Role, now
     return left
 
 
-def _asked(record: RunRecord, detail: IncidentRecord, role: Role, now: datetime) -> Left | None:
+def _asked(
+    record: RunRecord, detail: IncidentRecord, role: Role, now: datetime, bars: Callable[[Run], Said | None]
+) -> Left | None:
     """What the run wants from a person; None if it continues, or has ended."""
     run = record.run
     if run.shadow or run.state in ENDED_RUN_STATES or not (asks(run) or run.state is RunState.held):
@@ -106,7 +115,7 @@ def _asked(record: RunRecord, detail: IncidentRecord, role: Role, now: datetime)
         tone="bad" if run.state is RunState.stuck else "ask" if asks(run) else "warn",
         text=say("console.incident_run_is", title=row.title, word=quoted(row.word)),
         detail=row.why or _held_why(record, detail),
-        buttons=run_buttons(run, role),
+        buttons=run_buttons(run, role, bars),
     )
 
 
@@ -222,7 +231,13 @@ def verdict_view(verdict: IncidentVerdict) -> Shown:
 
 
 def view_incident(
-    detail: IncidentRecord, standing: Standing | None, role: Role, now: datetime, *, me: str = ""
+    detail: IncidentRecord,
+    standing: Standing | None,
+    role: Role,
+    now: datetime,
+    *,
+    me: str = "",
+    bars: Callable[[Run], Said | None] = nothing_bars,
 ) -> Shown:
     """`standing` gives Slurm's view of the node and of the jobs; without it they stay unknown. `me`: who
     looks at the page."""
@@ -247,7 +262,7 @@ def view_incident(
             Shown(row=run_row(run.run, now), steps=tuple(steps(run.run, run.log, incident.opened)))
             for run in detail.runs
         ),
-        left=tuple(left_for_you(detail, node, role, now)),
+        left=tuple(left_for_you(detail, node, role, now, bars)),
         quiet=tuple(quiet_buttons(incident, role, standing.open_incidents if standing else (), me=me)),
         slurm=node,
         affected=affected(incident.affected),

@@ -1,6 +1,6 @@
 """The queue of incidents: which come first and match the filters, what healer does about each, who has it."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 
@@ -8,13 +8,13 @@ import msgspec
 
 from healer.console import words
 from healer.console.views import Shown
-from healer.console.views.buttons import run_buttons
+from healer.console.views.buttons import nothing_bars, run_buttons
 from healer.console.views.pauses_view import Cap
 from healer.console.views.runs_view import RunRow, asks, last_decision, run_row
 from healer.incidents.incident_verdict import place
 from healer.model import AnswerKind, Incident, IncidentState, Role, Run, Severity, SlurmJob
 from healer.ports.answers import OpenIncident, RunRecord, Standing
-from healer.text import joined, name_some, quoted, say
+from healer.text import Said, joined, name_some, quoted, say
 
 #: Jobs that a row names.
 _JOBS = 2
@@ -175,7 +175,12 @@ def most_urgent(rows: Sequence[RunRow], standing: Standing) -> list[RunRow]:
 
 
 def approval(
-    row: RunRow, detail: RunRecord | None, standing: Standing, takes: Mapping[str, str], role: Role
+    row: RunRow,
+    detail: RunRecord | None,
+    standing: Standing,
+    takes: Mapping[str, str],
+    role: Role,
+    bars: Callable[[Run], Said | None] = nothing_bars,
 ) -> Shown:
     """`against` are guards that held or refused it when it was last judged; `jobs` run on its node now, and
     `jobs_more` are not listed. `takes`: playbook -> what it takes of the cluster."""
@@ -201,7 +206,7 @@ def approval(
         why=decision.why if decision else "",
         against=against,
         # Keys would fit several of them: here each is pressed by itself.
-        buttons=tuple(msgspec.structs.replace(button, key="") for button in run_buttons(run, role)),
+        buttons=tuple(msgspec.structs.replace(button, key="") for button in run_buttons(run, role, bars)),
     )
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from healer.console import words
 from healer.console.views import Shown
+from healer.decisions import waits_for_second
 from healer.model import ENDED_RUN_STATES, AnswerKind, Decision, LogEntry, Run, RunState, StepEvent
 from healer.playbooks import UNDO, entries_by_step
 from healer.ports.answers import RunRecord
@@ -114,6 +115,7 @@ def asks(run: Run) -> bool:
     """A person must do something before this run continues (a held run may continue by itself)."""
     return not run.shadow and (
         run.state in (RunState.waiting_approval, RunState.proposed, RunState.stuck)
+        or waits_for_second(run)
         or (run.state is RunState.waiting and bool(run.question))
     )
 

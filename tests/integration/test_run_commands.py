@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from healer.adapters.postgres.audit_rows import PostgresAudit
+from healer.console.views.timeline_view import audit_row
 from healer.model import (
     APPROVAL_LASTS,
     Breaker,
@@ -15,11 +17,13 @@ from healer.model import (
     Guard,
     LogEntry,
     Outcome,
+    Pause,
     Ruleset,
     RunState,
     StepEvent,
     Verb,
 )
+from healer.ports.queries import AuditQuery
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
 from tests.support.command_desk import Desk
 from tests.support.ledgers import CLUSTER, START, PostgresBench, begin, bench_of, claimed, entry, facts, run
@@ -45,6 +49,27 @@ def test_a_persons_drain_and_resume_go_all_the_way(desk: Desk) -> None:
     assert desk.work(back.id) is RunState.done
     assert desk.slurm.node(name(1)).in_service
     assert (facts(desk).slots, facts(desk).kept) == ((), {})
+
+
+def test_the_hand_over_lists_what_the_person_did_and_not_the_steps_of_their_run(
+    fresh_database: sa.Engine,
+) -> None:
+    desk = Desk(PostgresBench(fresh_database))
+    desk.people.start(desk.ask())
+    desk.work("r-drain-1")
+    back = desk.people.start(desk.ask("resume"))
+    assert desk.work(back.id) is RunState.done
+    asked = AuditQuery(clusters=[CLUSTER], people_since=START)
+    records = PostgresAudit(fresh_database).page(asked, limit=9).items
+    assert [record.verb for record in records] == ["run.started", "run.started"]
+    assert {audit_row(record, CLUSTER).words for record in records} == {"noisy fan"}
+    assert "node.drained" in desk.audited(), "under the name of the person, in the audit"
+
+
+def test_the_hand_over_shows_the_reason_of_a_person_for_a_run_that_a_guard_holds(desk: Desk) -> None:
+    desk.bench.pause(Pause(id="p1", scope="all", name="", by="bob", reason="x", since=START))
+    assert desk.people.start(desk.ask()).state is RunState.held
+    assert audit_row(desk.records()[-1], CLUSTER).words == "noisy fan"
 
 
 def test_the_same_request_again_is_the_same_run(desk: Desk) -> None:

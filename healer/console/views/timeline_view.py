@@ -15,7 +15,7 @@ from healer.ports.answers import ChannelDelivery
 from healer.text import joined, quoted, say
 
 #: The keys that say in words what happened, best first.
-_WORDS = ("text", "why", "reason", "title", "note")
+_WORDS = ("text", "reason", "why", "title", "note")
 
 
 def audit_row(record: AuditRecord, cluster: str) -> Shown:

@@ -40,6 +40,7 @@ from healer.ports.outbound import (
     NewsTx,
     Notice,
     Notifier,
+    OtherSystem,
     Outbox,
     Outcome,
     PlanTx,
@@ -311,11 +312,12 @@ def deliver_due(
             try:
                 outcome = _send(attempt, notifier, tickets, links)
             except DeliveryFailed as error:
+                foreign = isinstance(error, OtherSystem)
                 if attempt.is_ticket:
-                    tickets_go = False
+                    tickets_go = foreign
                 else:
                     messages_go = False
-                outcome = outcome_of_failure(attempt, error, clock.now(), chance())
+                outcome = outcome_of_failure(attempt, error, clock.now(), chance(), may_end=foreign)
             now = clock.now()
             outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
             sent += outcome.state is DeliveryState.sent

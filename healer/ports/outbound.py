@@ -21,7 +21,7 @@ from healer.model import (
     Stage,
     Ticket,
 )
-from healer.text import Said, in_language
+from healer.text import Said, in_language, say
 from healer.text.language import Language
 
 #: How long after the last notice a repeated alarm waits for its next one: the second time, the third, …
@@ -56,6 +56,14 @@ class DeliveryFailed(Exception):
         self.is_full = is_full
         self.is_partial = is_partial
         self.is_locked_out = is_locked_out
+
+
+class OtherSystem(DeliveryFailed):
+    """The name is no ticket of this system, but of the one that the site had before: no try can change
+    that."""
+
+    def __init__(self, name: str, who: str) -> None:
+        super().__init__(say("adapters.of_other_system", name=name, who=who), refused=True)
 
 
 class Notifier(Protocol):

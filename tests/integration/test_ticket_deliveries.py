@@ -13,13 +13,14 @@ from healer.adapters.postgres import outbox
 from healer.adapters.postgres.tables import audit_records, messages
 from healer.adapters.tickets.calls import Access
 from healer.adapters.tickets.desk import DeskTickets
+from healer.adapters.tickets.github import GitHubDesk
 from healer.adapters.tickets.jira import JiraDesk
 from healer.engine import tell
 from healer.model import Ticket, TicketStage
 from healer.ports.outbound import Tickets
 from healer.sim.sim_clock import SimClock
-from healer.text import in_language, say, to_stored
-from tests.support.desks import TOKEN, Jira, serve_desk
+from healer.text import Said, from_stored, in_language, say, to_stored
+from tests.support.desks import TOKEN, GitHub, Jira, serve_desk
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 KEY = "1f2e3d4c"
@@ -228,6 +229,25 @@ def test_tickets_wait_while_the_system_refuses_the_token(
     clock.advance(3600)
     assert deliver(fresh_database, tickets, clock) == 2
     assert (len(jira.issues), jira.open_tickets()) == (1, 0)
+
+
+def test_a_ticket_of_the_former_system_ends_with_what_to_do_and_holds_up_no_other(
+    fresh_database: sa.Engine, jira: Jira, clock: SimClock
+) -> None:
+    with serve_desk(GitHub()) as former:
+        access = Access(url=former.url, project="site/repairs", token=TOKEN)
+        put(fresh_database, OPENED)
+        clock.advance(1)
+        assert deliver(fresh_database, DeskTickets(GitHubDesk(access)), clock) == 1
+    put(fresh_database, CLOSED, delivery(TicketStage.opened, "other"))
+    clock.advance(1)
+    assert deliver(fresh_database, sink(jira), clock) == 1
+    assert states(fresh_database)["other:ticket"] == ("sent", "OPS-1")
+    with fresh_database.connect() as conn:
+        row = conn.execute(sa.select(messages).where(messages.c.id == CLOSED.id)).one()
+    assert (row.state, row.tries) == ("failed", 1)
+    error = from_stored(row.error, Said)
+    assert error.startswith("site/repairs#1 is not a ticket of Jira") and "by hand" in error
 
 
 def test_two_deliverers_open_one_ticket(fresh_database: sa.Engine, jira: Jira, clock: SimClock) -> None:

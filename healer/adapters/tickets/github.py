@@ -14,7 +14,7 @@ from healer.adapters.tickets.desk import Found
 from healer.adapters.webhook import retry_after_s
 from healer.model import Ticket
 from healer.model.shown import cut
-from healer.ports.outbound import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed, OtherSystem
 from healer.text import say
 
 URL = "https://api.github.com"
@@ -44,7 +44,7 @@ class GitHubDesk:
         the issue, which GitHub then answers with its new address."""
         match = _NAME.fullmatch(name)
         if match is None:
-            raise DeliveryFailed(say("adapters.github_no_issue", name=name), refused=True)
+            raise OtherSystem(name, "GitHub")
         path = f"/repos/{match[1]}/issues/{match[2]}"
         try:
             issue = self.calls.ask("GET", path).object()

@@ -15,7 +15,7 @@ from healer.adapters.tickets.calls import Access, Calls, Manner
 from healer.adapters.tickets.desk import Found
 from healer.model import Ticket
 from healer.model.shown import cut
-from healer.ports.outbound import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed, OtherSystem
 from healer.text import joined, say
 
 _SUMMARY_MAX = 255
@@ -40,6 +40,8 @@ class JiraDesk:
         self.calls = Calls("Jira", access, Manner(words=_words))
 
     def named(self, name: str) -> Found:
+        if not _KEY.fullmatch(name):
+            raise OtherSystem(name, "Jira")
         reply = self.calls.ask("GET", self._issue(name), query={"fields": "status"})
         return _found(reply.object())
 

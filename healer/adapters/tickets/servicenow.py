@@ -16,7 +16,7 @@ from healer.adapters.tickets.calls import Access, Answered, Calls, Manner, Reply
 from healer.adapters.tickets.desk import Found
 from healer.model import Severity, Ticket
 from healer.model.shown import cut
-from healer.ports.outbound import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed, OtherSystem
 from healer.text import Said, say
 
 _SHORT_MAX = 160
@@ -46,7 +46,7 @@ class ServiceNowDesk:
 
     def named(self, name: str) -> Found:
         if not _NUMBER.fullmatch(name):
-            raise DeliveryFailed(say("adapters.snow_number", name=name), refused=True)
+            raise OtherSystem(name, "ServiceNow")
         found = self._query("number", name)
         if found is None:
             raise DeliveryFailed(say("adapters.snow_gone", name=name), refused=True)

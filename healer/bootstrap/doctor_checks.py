@@ -384,18 +384,20 @@ def _routes_of_nothing(settings: Settings, rules: Ruleset) -> list[Check]:
 
 
 def delivery_histories(conn: sa.Connection, now: datetime) -> dict[str, sa.Row]:
-    """By channel: time of the last delivery, numbers of failing and of given-up ones, and their errors, the
-    newest first."""
+    """By channel: time of the last delivery, numbers of failing and given-up ones and of those that missed
+    recipients, and their errors, the newest first."""
     row = deliveries.c
     failing = (row.state == "due") & row.error.is_not(None)
     dead = (row.state == "failed") & (row.ended_at > now - RECENT)
+    missed = (row.state == "sent") & row.error.is_not(None) & (row.ended_at > now - RECENT)
     errors = sa.func.array_agg(aggregate_order_by(row.error, row.id.desc()))
     query = sa.select(
         row.channel,
         sa.func.max(row.ended_at).filter(row.state == "sent").label("sent_at"),
         sa.func.count().filter(failing).label("failing"),
         sa.func.count().filter(dead).label("dead"),
-        errors.filter(failing | dead, row.error.is_not(None)).label("errors"),
+        sa.func.count().filter(missed).label("missed"),
+        errors.filter(failing | dead | missed, row.error.is_not(None)).label("errors"),
     ).group_by(row.channel)
     return {history.channel: history for history in conn.execute(query)}
 
@@ -411,11 +413,15 @@ def check_notification_channel(settings: Settings, channel: Channel, history: sa
     last = say("doctor.channel_unused")
     if history.sent_at:
         last = say("doctor.channel_last", at=f"{history.sent_at:%Y-%m-%d %H:%M} UTC")
+    error = from_stored(history.errors[0], Said) if history.errors else NO_WORDS
     if not history.failing and not history.dead:
-        return Check(name, True, say("words.labelled", label=channel.kind, text=last))
+        if not history.missed:
+            return Check(name, True, say("words.labelled", label=channel.kind, text=last))
+        text = say("doctor.channel_missed", kind=channel.kind, last=last, missed=history.missed, error=error)
+        return Check(name, False, text, say("doctor.channel_missed_repair"))
     text = say(
         "doctor.channel_fails", kind=channel.kind, last=last, failing=history.failing, dead=history.dead,
-        error=from_stored(history.errors[0], Said) if history.errors else NO_WORDS,
+        error=error,
     )  # fmt: skip
     return Check(name, False, text, say("doctor.channel_repair", channel=channel.name))
 

@@ -43,6 +43,7 @@ from healer.ports.outbound import (
     OtherSystem,
     Outbox,
     Outcome,
+    PartlyRefused,
     PlanTx,
     Put,
     Renewer,
@@ -402,8 +403,12 @@ def _send_to_channel(
         return notice, Outcome(state=DeliveryState.sent, word="found", text=found)
     if attempt.is_over:
         return None, _OVER
-    reference = channel.send(notice, attempt.reference)
-    return notice, Outcome(state=DeliveryState.sent, word="taken", text=reference)
+    missed = ""
+    try:
+        reference = channel.send(notice, attempt.reference)
+    except PartlyRefused as error:
+        reference, missed = error.reference, said_by(error)
+    return notice, Outcome(state=DeliveryState.sent, word="taken", text=reference, missed=missed)
 
 
 def _reference_in(channel: MessageChannel, notice: Notice, reference: str) -> str:
@@ -497,6 +502,7 @@ def _record(attempt: Attempt, outcome: Outcome, now: datetime) -> AuditRecord | 
         verb = f"ticket.{attempt.doc.get('stage', 'opened')}"
     where = {"channel": attempt.channel} if attempt.channel else {}
     text = {"error" if failed else "reference": outcome.text}
+    text |= {"missed": outcome.missed} if outcome.missed else {}
     about = {**where, "page": attempt.page, "tries": attempt.tries, **text}
     return audit_record(attempt.cluster, now, "healer", verb, attempt.subject, **about)
 

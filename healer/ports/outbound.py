@@ -58,6 +58,14 @@ class DeliveryFailed(Exception):
         self.is_locked_out = is_locked_out
 
 
+class PartlyRefused(DeliveryFailed):
+    """Some recipients have it, and the others never will. `reference` as `MessageChannel.send` returns it."""
+
+    def __init__(self, text: Said, reference: str) -> None:
+        super().__init__(text, refused=True)
+        self.reference = reference
+
+
 class OtherSystem(DeliveryFailed):
     """The name is no ticket of this system, but of the one that the site had before: no try can change
     that."""
@@ -133,7 +141,7 @@ class MessageChannel(Protocol):
 
     def send(self, notice: Notice, ref: str) -> str:
         """Sends it; `ref` is the answer to an earlier message of the same thread, empty for the first.
-        Returns the reference of the thread. Raises DeliveryFailed.
+        Returns the reference of the thread. Raises DeliveryFailed, PartlyRefused if some have it.
         """
         ...
 
@@ -182,13 +190,14 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a try. `state`: due if it is tried again at `next_try_at`. `text`: the sink's reference
-    if accepted, else why not. `held_until`: the sink asks for a pause. `counts`: it was one of the tries
-    that a message has."""
+    if accepted, else why not. `missed`: who never gets what was accepted for others. `held_until`: the sink
+    asks for a pause. `counts`: it was one of the tries that a message has."""
 
     state: DeliveryState
     #: For the log: `healer.model.DeliveryAttempt`.
     word: str
     text: str = ""
+    missed: str = ""
     next_try_at: datetime | None = None
     held_until: datetime | None = None
     counts: bool = True

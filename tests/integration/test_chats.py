@@ -20,7 +20,7 @@ from healer.adapters.notify.slack import SlackChannel
 from healer.adapters.notify.talk import Talk
 from healer.adapters.webhook import TIMEOUT_S
 from healer.model import About, Channel, ChannelKind, Message, Severity, Stage
-from healer.ports.outbound import DeliveryFailed, Notice
+from healer.ports.outbound import DeliveryFailed, Notice, PartlyRefused
 from healer.telling.news import message_in, notice_of
 from healer.text import joined, quoted, say
 from healer.text.language import Language
@@ -514,15 +514,13 @@ def test_a_mail_server_that_scans_a_mail_before_it_answers_gets_it_once(papers: 
         assert len(server.mails) == 1
 
 
-def test_a_recipient_who_is_refused_beside_others_is_named_in_the_log(
-    papers: Certificates, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipient_who_is_refused_beside_others_is_named(papers: Certificates) -> None:
     with serve_mail(papers.server) as server:
         server.says["rcpt TO:<night@example.org>"] = b"550 no such user"
-        assert mailer(server, papers).send(notice(), "")
+        with pytest.raises(PartlyRefused, match=r"refused night@example.org \(550\)") as partly:
+            mailer(server, papers).send(notice(), "")
         assert [to for to, _ in server.mails] == [["ops@example.org"]]
-    logged = capsys.readouterr().out
-    assert "night@example.org" in logged and "550" in logged
+        assert partly.value.reference == server.mails[0][1]["Message-ID"]
 
 
 def test_a_recipient_who_is_put_off_gets_the_mail_later_and_the_others_no_second_one(
@@ -551,7 +549,8 @@ def test_a_recipient_who_is_put_off_for_an_hour_keeps_no_mail_unsent(papers: Cer
         with pytest.raises(DeliveryFailed):
             one.send(notice(), "")
         clock[0] += timedelta(minutes=61)
-        assert one.send(notice(), "")
+        with pytest.raises(PartlyRefused, match=r"refused night@example.org \(452\)"):
+            one.send(notice(), "")
         assert [to for to, _ in server.mails] == [["ops@example.org"]]
 
 
@@ -562,7 +561,8 @@ def test_a_recipient_who_is_put_off_and_then_refused_ends_the_mail(papers: Certi
         with pytest.raises(DeliveryFailed):
             one.send(notice(), "")
         server.says["rcpt TO:<night@example.org>"] = b"550 no such user"
-        assert one.send(notice(), "")
+        with pytest.raises(PartlyRefused, match=r"refused night@example.org \(550\)"):
+            one.send(notice(), "")
         assert [to for to, _ in server.mails] == [["ops@example.org"]]
 
 

@@ -1,7 +1,7 @@
 """From incidents and messages in a real database to channels: who gets what, when, and only once."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from healer.model import (
     BreakerState,
     Channel,
     ChannelKind,
+    Delivery,
+    DeliveryState,
     Incident,
     IncidentState,
     LogEntry,
@@ -60,7 +62,7 @@ from healer.text import quoted, say, to_stored
 from healer.text.language import Language
 from tests.support import api
 from tests.support import chats as stand_in
-from tests.support.chats import Chats, serve_chats, serve_mail
+from tests.support.chats import Chats, MailServer, serve_chats, serve_mail
 from tests.support.loop import shipped
 from tests.support.tls import certificates
 from tests.support.wait import wait_until
@@ -147,6 +149,11 @@ class Site:
             query = query.where(deliveries.c[name] == value)
         with self.db.connect() as conn:
             return list(conn.scalars(query))
+
+    def sent(self) -> Sequence[Delivery]:
+        """At the channel `ops`, as the list of messages shows them."""
+        book = outbox.PostgresMessageBook(self.db)
+        return book.page(clusters=None, state=(), channel="ops", incident=None, limit=9, cursor=None).items
 
     def slack(self) -> list[dict[str, Any]]:
         return list(self.chats.slack.values())
@@ -1097,37 +1104,80 @@ def test_a_scheduler_that_froze_while_it_sent_holds_no_channel(site: Site) -> No
 # --- e-mail -------------------------------------------------------------------------------------------------
 
 
-def test_a_recipient_with_a_full_mailbox_keeps_no_later_page_from_the_others(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their page waited for that recipient, and the question for an approval waited for that page: a day."""
+@pytest.fixture
+def post(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MailServer]:
+    """The site's channel `ops` is mail to three people."""
     papers, secret = certificates(tmp_path), tmp_path / "password"
     secret.write_text("mail-not-to-be-told")
     monkeypatch.setenv("SSL_CERT_FILE", str(papers.authority))
     with serve_mail(papers.server) as server:
-        address, to = f"127.0.0.1:{server.port}", ("ops@example.org", "night@example.org")
+        address = f"127.0.0.1:{server.port}"
         channel = Channel(
             name="ops", kind=ChannelKind.email, server=address, sender="healer@example.org", user="healer",
-            to=to, secret=str(secret),
+            to=("ops@example.org", "night@example.org"), secret=str(secret),
         )  # fmt: skip
         site.notifications = msgspec.structs.replace(only(site.notifications, "ops"), channels=(channel,))
-        server.says["rcpt TO:<night@example.org>"] = b"452 mailbox full"
-        one = site.incident(severity=Severity.P0, p0_since=site.hand.now())
-        site.put(p0_page(one, "held"))
-        for _ in range(10):
-            site.round(MINUTE)
-        run = Run(
-            id="r2", cluster="pod1", playbook="gpu-fatal", state=RunState.waiting_approval, by="healer",
-            reason="x", created_at=site.hand.now(), node="gpu0001", incident=one.id, question="q",
-        )  # fmt: skip
-        site.put(approval_page(run, one))
+        yield server
+
+
+def test_a_recipient_whom_the_server_refuses_is_named_by_the_delivery_and_the_doctor(
+    site: Site, post: MailServer
+) -> None:
+    """The address was misspelt: the page reached one of two, and only a log had a line of it."""
+    post.says["rcpt TO:<night@example.org>"] = b"550 no such user"
+    one = site.incident(severity=Severity.P0, p0_since=site.hand.now())
+    site.put(p0_page(one, "held"))
+    site.round(MINUTE)
+    (sent,) = site.sent()
+    assert (sent.state, sent.reference != "") == (DeliveryState.sent, True)
+    assert "night@example.org (550)" in sent.error and "ops@example.org" not in sent.error
+    assert [tried.outcome for tried in sent.tries_log] == ["begun", "taken"]
+    with site.db.connect() as conn:
+        history = doctor_checks.delivery_histories(conn, site.hand.now())["ops"]
+    (channel,) = site.notifications.channels
+    check = doctor_checks.check_notification_channel(site.settings, channel, history)
+    assert not check.ok and "night@example.org (550)" in check.text
+
+
+def test_a_recipient_who_was_put_off_hides_no_other_who_was_refused(site: Site, post: MailServer) -> None:
+    (channel,) = site.notifications.channels
+    channel = msgspec.structs.replace(channel, to=(*channel.to, "late@example.org"))
+    site.notifications = msgspec.structs.replace(site.notifications, channels=(channel,))
+    post.says["rcpt TO:<night@example.org>"] = b"550 no such user"
+    post.says["rcpt TO:<late@example.org>"] = b"452 come back later"
+    one = site.incident(severity=Severity.P0, p0_since=site.hand.now())
+    site.put(p0_page(one, "held"))
+    site.round(MINUTE)
+    assert site.states(channel="ops") == ["due"]
+    del post.says["rcpt TO:<late@example.org>"]
+    for _ in range(10):
         site.round(MINUTE)
-        assert [to for to, _ in server.mails] == [["ops@example.org"]] * 2
-        del server.says["rcpt TO:<night@example.org>"]
-        for _ in range(10):
-            site.round(MINUTE)
-        assert [to for to, _ in server.mails[2:]] == [["night@example.org"]] * 2
-        assert site.states(channel="ops") == ["sent"] * 2
+    assert [to for to, _ in post.mails] == [["ops@example.org"], ["late@example.org"]]
+    (sent,) = site.sent()
+    assert (sent.state, "night@example.org (550)" in sent.error) == (DeliveryState.sent, True)
+
+
+def test_a_recipient_with_a_full_mailbox_keeps_no_later_page_from_the_others(
+    site: Site, post: MailServer
+) -> None:
+    """Their page waited for that recipient, and the question for an approval waited for that page: a day."""
+    post.says["rcpt TO:<night@example.org>"] = b"452 mailbox full"
+    one = site.incident(severity=Severity.P0, p0_since=site.hand.now())
+    site.put(p0_page(one, "held"))
+    for _ in range(10):
+        site.round(MINUTE)
+    run = Run(
+        id="r2", cluster="pod1", playbook="gpu-fatal", state=RunState.waiting_approval, by="healer",
+        reason="x", created_at=site.hand.now(), node="gpu0001", incident=one.id, question="q",
+    )  # fmt: skip
+    site.put(approval_page(run, one))
+    site.round(MINUTE)
+    assert [to for to, _ in post.mails] == [["ops@example.org"]] * 2
+    del post.says["rcpt TO:<night@example.org>"]
+    for _ in range(10):
+        site.round(MINUTE)
+    assert [to for to, _ in post.mails[2:]] == [["night@example.org"]] * 2
+    assert site.states(channel="ops") == ["sent"] * 2
 
 
 # --- Alertmanager -------------------------------------------------------------------------------------------

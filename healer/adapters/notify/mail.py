@@ -19,15 +19,11 @@ from email.utils import format_datetime
 from hashlib import sha256
 from typing import Any
 
-import structlog
-
 from healer.adapters.notify.talk import OneWay, as_html, links
 from healer.model import Channel
 from healer.model.shown import cut
-from healer.ports.outbound import DeliveryFailed, Notice
-from healer.text import say
-
-log = structlog.get_logger()
+from healer.ports.outbound import DeliveryFailed, Notice, PartlyRefused
+from healer.text import name_some, say
 
 #: A mail server may look names up before it greets, and scan a mail before it answers. Who gives up earlier
 #: sends a mail again that has arrived.
@@ -50,23 +46,27 @@ class Mail(OneWay):
     ) -> None:
         self._channel, self._password, self._context = channel, password, context
         self._whole_s, self._now = whole_s, now
-        #: By Message-ID, of mails that the server put off for some: since when, and who has it. They get no
-        #: second one.
-        self._put_off: dict[str, tuple[datetime, set[str]]] = {}
+        #: By Message-ID, of mails that the server put off for some: since when, and its last word about the
+        #: others. They get no second one.
+        self._put_off: dict[str, tuple[datetime, dict[str, int]]] = {}
 
     def send(self, notice: Notice, ref: str) -> str:
-        """Sends one mail to all. Raises DeliveryFailed, which is `refused` for 5xx."""
+        """Sends one mail to all. Raises DeliveryFailed, which is `refused` for 5xx, and PartlyRefused."""
         mail = letter(notice, ref, self._channel, self._now())
         begun = time.monotonic()
         try:
-            self._send(mail)
+            refused = self._send(mail)
         except (smtplib.SMTPException, OSError) as error:
             if time.monotonic() - begun >= self._whole_s:
                 raise DeliveryFailed(say("adapters.mail_slow", seconds=self._whole_s)) from None
             raise _failed(error) from None
-        return ref or str(mail["Message-ID"])
+        reference = ref or str(mail["Message-ID"])
+        if refused:
+            named = name_some([f"{address} ({code})" for address, code in sorted(refused.items())], 5)
+            raise PartlyRefused(say("adapters.mail_refused_some", addresses=named), reference)
+        return reference
 
-    def _send(self, mail: EmailMessage) -> None:
+    def _send(self, mail: EmailMessage) -> dict[str, int]:
         host, _, port = self._channel.server.rpartition(":")
         tls, user = self._channel.tls, self._channel.user
         connection = (
@@ -79,36 +79,41 @@ class Mail(OneWay):
                 connection.starttls(context=self._safe())
             if user and self._password is not None:
                 connection.login(user, self._password)
-            self._hand_in(connection, mail)
+            refused = self._hand_in(connection, mail)
             with suppress(smtplib.SMTPException, OSError):  # it has taken the mail, however it says goodbye
                 connection.quit()
+            return refused
         finally:
             connection.close()
 
-    def _hand_in(self, connection: smtplib.SMTP, mail: EmailMessage) -> None:
-        """To all who do not have it. Raises DeliveryFailed where the server put it off for some (4xx), as
-        servers do that do not know the sender yet; no longer after an hour, as for a full mailbox."""
+    def _hand_in(self, connection: smtplib.SMTP, mail: EmailMessage) -> dict[str, int]:
+        """To all who do not have it; returns whom the server refused for good, with its codes. Raises
+        DeliveryFailed where it put the mail off for some (4xx), as servers do that do not know the sender
+        yet; no longer after an hour, as for a full mailbox."""
         name = str(mail["Message-ID"])
-        since, taken = self._put_off.get(name, (self._now(), set[str]()))
+        since, answers = self._put_off.get(name, (self._now(), dict[str, int]()))
         # Without their names, which need no more than ASCII of the server: the header has them encoded.
         to = [address.addr_spec for address in mail["To"].addresses]
-        rest = [address for address in to if address not in taken]
+        rest = [address for address in to if address not in answers]
         try:
             rejected = connection.send_message(mail, to_addrs=rest)
         except smtplib.SMTPRecipientsRefused as error:
-            if not taken:
+            if not answers:
                 raise
             rejected = error.recipients
-        for address, (code, _) in rejected.items():
-            log.warning("mail server rejected a recipient", address=address, code=code)
-        later = [address for address, (code, _) in rejected.items() if code < 500]
+        answers = (
+            dict.fromkeys(to, 250) | answers | {address: code for address, (code, _) in rejected.items()}
+        )
+        later = [code for code in answers.values() if 400 <= code < 500]
         self._put_off.pop(name, None)
         if later and self._now() - since < _PUT_OFF_FOR:
             if len(self._put_off) >= _PUT_OFF_MAX:
                 self._put_off.clear()
-            self._put_off[name] = since, set(to) - set(later)
-            text = say("adapters.mail_later", n=len(later), code=rejected[later[0]][0])
+            final = {address: code for address, code in answers.items() if not 400 <= code < 500}
+            self._put_off[name] = since, final
+            text = say("adapters.mail_later", n=len(later), code=later[0])
             raise DeliveryFailed(text, is_partial=True)
+        return {address: code for address, code in answers.items() if code >= 400}
 
     def _safe(self) -> ssl.SSLContext:
         return self._context or ssl.create_default_context()

@@ -302,7 +302,7 @@ class PostgresChannelOutbox:
         with self._engine.begin() as conn:
             if notice is not None:
                 conn.execute(upsert(threads, key, shown))
-            _log(conn, attempt.id, now, outcome.word, outcome.text)
+            _log(conn, attempt.id, now, outcome.word, outcome.missed or outcome.text)
             if outcome.held_until is not None:
                 here = (channels.c.cluster == self._cluster, channels.c.name == self.name)
                 conn.execute(sa.update(channels).where(*here).values(held_until=outcome.held_until))
@@ -383,7 +383,8 @@ def _values(attempt: Attempt, outcome: Outcome) -> dict[str, object]:
     if outcome.is_failure:
         values: dict[str, object] = {"error": storable_doc(quoted(outcome.text))}
     else:
-        values = {"error": None, "reference": storable_text(outcome.text) or None}
+        error = storable_doc(quoted(outcome.missed)) if outcome.missed else None
+        values = {"error": error, "reference": storable_text(outcome.text) or None}
     tries = attempt.tries if outcome.counts else attempt.tries - 1
     return {"state": outcome.state, "next_try_at": outcome.next_try_at, "tries": tries, **values}
 

@@ -14,12 +14,14 @@ from healer.decisions import (
     decide,
     decision_key,
     decision_of,
+    holds_slot,
     is_known_bad_in_service,
     is_untouched,
     jobs_put_back,
     judge,
     kept_off,
     new_run,
+    proposal_of,
     proposal_to_begin,
     run_state_of,
     runs_alongside,
@@ -68,6 +70,7 @@ from healer.model import (
     Run,
     RunState,
     Severity,
+    Verb,
 )
 from healer.model.run import run_id
 from healer.telling.news import approval_page, opened_ticket, p0_page
@@ -484,22 +487,27 @@ def fold_held(walk: Walk) -> None:
 def ticket_held(walk: Walk) -> None:
     """Opens tickets for incidents whose run waits for people to act elsewhere: to reset the open breaker,
     which still tickets (law 3), or to return other nodes, as too few are in service."""
-    is_open = walk.gate.breaker.state is BreakerState.open
-    guards = {Guard.floor, Guard.breaker} if is_open else {Guard.floor}
     for incident in walk.open_incidents():
-        if (
-            incident.ticket_precedes_run
-            or incident.held_by not in guards
-            or Remedy.ticket not in incident.remedy
-        ):
+        if incident.ticket_precedes_run or Remedy.ticket not in incident.remedy:
             continue
         # Runs of this walk alone are read: one that only suggests stays here as long as the guard holds it.
         name = incident.run or ""
-        run = walk.runs.get(name) or walk.tx.run(name)
-        if run is None or run.state is not RunState.held or run.mode is not Mode.auto:
-            continue
-        walk.tx.queue_message(opened_ticket(incident, walk.now))
-        walk.work.put(msgspec.structs.replace(incident, ticket_precedes_run=True, updated=walk.now))
+        run = walk.runs.get(name) or (walk.tx.run(name) if incident.held_by is not None else None)
+        if run is not None and _waits_for_people(walk, incident, run):
+            walk.tx.queue_message(opened_ticket(incident, walk.now))
+            walk.work.put(msgspec.structs.replace(incident, ticket_precedes_run=True, updated=walk.now))
+
+
+def _waits_for_people(walk: Walk, incident: Incident, run: Run) -> bool:
+    """Whether the open breaker or the floor holds the run; the floor, which may hold for seconds, for as long
+    as a P0 lasts before it pages."""
+    guard = incident.held_by if run.state is RunState.held and run.mode is Mode.auto else None
+    if run.state is RunState.running and run.question and not (run.shadow or holds_slot(walk.gate, run)):
+        # It began, and the worker's own look at the gate holds its drain.
+        guard = judge(proposal_of(run, Verb.drain, incident), walk.gate, walk.rules, walk.now).guard
+    if guard is Guard.breaker:
+        return walk.gate.breaker.state is BreakerState.open
+    return guard is Guard.floor and walk.now - (incident.p0_since or run.created_at) >= PAGE_AFTER
 
 
 def unfold_released(walk: Walk) -> None:

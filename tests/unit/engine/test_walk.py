@@ -486,6 +486,45 @@ def test_what_the_floor_holds_pages_and_has_its_ticket_to_which_the_run_adds_lat
     assert [one.stage for one in _tickets(site, incident)].count(TicketStage.opened) == 1
 
 
+def test_what_the_floor_holds_at_its_drain_has_its_ticket_too() -> None:
+    """Other nodes left service between the decision and the drain: a page went out, and no ticket."""
+    site = Site(20)
+    site.walk(*site.say(9, FATAL))
+    site.clock.advance(3)
+    site.walk()
+    (run,) = site.runs
+    assert run.state is RunState.running
+    for number in (1, 2):
+        site.slurm.drain(name(number), "power supply")
+    site.run_for(60)
+    incident = next(one for one in site.open_incidents if one.root.node == name(9))
+    assert (site.node(9).in_service, incident.severity) == (True, Severity.P0)
+    assert [page.incident for page in site.pages] == [incident.id]
+    assert [one.stage for one in _tickets(site, incident)] == [TicketStage.opened]
+    site.slurm.resume(name(1))
+    site.run_for(60)
+    assert site.node(9).drain
+    assert [one.stage for one in _tickets(site, incident)].count(TicketStage.opened) == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_hold_by_the_floor_for_seconds_opens_no_ticket_and_no_page(begun: bool) -> None:
+    site = Site(20)
+    if begun:
+        site.walk(*site.say(9, FATAL))
+        site.clock.advance(3)
+        site.walk()
+    for number in (1, 2):
+        site.slurm.drain(name(number), "power supply")
+    site.run_for(7, *([] if begun else site.say(9, FATAL)))
+    incident = next(one for one in site.open_incidents if one.root.node == name(9))
+    assert incident.severity is Severity.P0
+    assert (_tickets(site, incident), site.pages) == ([], [])
+    site.slurm.resume(name(1))
+    site.run_for(5)
+    assert site.node(9).drain and not site.pages
+
+
 def test_an_open_breaker_opens_no_ticket_for_a_rule_that_only_suggests() -> None:
     site = Site(20, mode=Mode.suggest)
     site.ledger.tables.breaker = Breaker(cluster=CLUSTER, state=BreakerState.open, since=site.now)

@@ -28,7 +28,17 @@ from healer.incidents.certainty import MEASURED, senses_of, senses_text, why_not
 from healer.incidents.impact import CRASH_WINDOW, PICTURE_AGE, crashed_among, hit_by_evidence, moments_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.node_history import out_of_service, summarize_node
-from healer.model import HARDWARE, CommandKind, Evidence, Incident, Remedy, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model import (
+    HARDWARE,
+    CommandKind,
+    Evidence,
+    FaultClass,
+    Incident,
+    Remedy,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+)
 from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
 from healer.ports.scheduling import SchedulerUnavailable, UnknownNode
 from healer.text import Said, quoted, said_by, say
@@ -165,12 +175,22 @@ def _recent_reports(ctx: Context) -> list[Evidence]:
     excluded, because they lag behind; a lasting one is reported again.
     """
     incident = ctx.incident
-    if incident is None:
-        return []
     since = ctx.began_at if ctx.tested_at is None else min(ctx.began_at, ctx.tested_at)
-    if incident.drained_at is not None:
+    if incident is not None and incident.drained_at is not None:
         since = min(since, max(incident.drained_at, ctx.tools.now() - LATELY))
-    return reported_since(incident, ctx.node, since)
+    return lines_since(ctx, since)
+
+
+def lines_since(ctx: Context, since: datetime) -> list[Evidence]:
+    """What speaks against returning the run's node since then: lines of its incident, and of other fatal
+    faults of the node, which came after the remedy and which no test of that remedy is meant to find."""
+    others = (
+        other
+        for other in ctx.claim.history(since).incidents
+        if other.id != ctx.run.incident and other.is_open and other.fault_class is FaultClass.fatal
+    )
+    reporting = (*others, ctx.incident) if ctx.incident is not None else others
+    return [line for incident in reporting for line in reported_since(incident, ctx.node, since)]
 
 
 def reported_since(incident: Incident, node: str | None, since: datetime) -> list[Evidence]:

@@ -27,7 +27,7 @@ from healer.actions import (
     action_of,
 )
 from healer.actions.ask_node import check_unusable
-from healer.actions.checks import reported_since
+from healer.actions.checks import lines_since
 from healer.actions.drain import write_note
 from healer.actions.test_job import waits_for_others
 from healer.actions.under_test import hand_over
@@ -449,7 +449,7 @@ class _Drive:
         incident = ctx.incident
         if intent.step.do not in RETURNING_VERBS or incident is None or self.run.shadow:
             return None
-        lines = reported_since(incident, ctx.node, ctx.tested_at) if ctx.tested_at is not None else []
+        lines = lines_since(ctx, ctx.tested_at) if ctx.tested_at is not None else []
         worse = incident.worse if self.run.by == "healer" and has_removed(self.entries) else None
         if not lines and worse is None:
             return None

@@ -18,7 +18,7 @@ from healer.model import (
     Verdict,
 )
 from healer.signals.wire import kernel_log_observations
-from tests.support.loop import CLUSTER, FATAL, LOST, Site, name
+from tests.support.loop import CLUSTER, FATAL, LOST, START, Site, name
 from tests.support.under_test import TestSite
 
 NODE = name(1)
@@ -167,3 +167,21 @@ def test_no_run_returns_a_node_that_has_another_fatal_fault(line: str, *, cancel
     returned_only_well(site, 1800)
     assert site.node(1).in_service and site.open_incidents == []
     assert site.audited("node.resumed") == 1
+
+
+def test_a_fatal_fault_of_another_part_during_the_tests_keeps_the_node_out() -> None:
+    """The card needed a reboot, the GPU's new fault only a reset: the tests passed, and the node was in
+    service again while the incident of the GPU was open."""
+    site = Site(8, test_s=120)
+    site.run_for(60, *spoken(site, CARD))
+    (run,) = site.runs
+    while not any(entry.step == "proof" for entry in site.ledger.tables.log[run.id]):
+        site.run_for(5, step_s=5)
+        assert site.now < START + timedelta(hours=1)
+    site.run_for(20, step_s=5)
+    site.run_for(5, *spoken(site, MEMORY), step_s=5)
+    gpu = next(one for one in site.open_incidents if one.fault == "xid-48")
+    returned_only_well(site, 3600)
+    failed = [entry.text for entry in site.ledger.tables.log[run.id] if entry.event is StepEvent.failed]
+    assert any("Xid 48" in text for text in failed)
+    assert gpu.id in {one.id for one in site.open_incidents} and not site.node(1).in_service

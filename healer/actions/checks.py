@@ -75,8 +75,9 @@ def list_jobs(ctx: Context) -> Result:
 
 
 def _hit_and_ended(ctx: Context, on_node: list[SlurmJob]) -> set[str]:
-    """Jobs that a hardware fault hit when it began and that have ended since: a plan waited for them, or the
-    fault was reported late. A job that was restarted elsewhere is not included."""
+    """Jobs that a hardware fault hit when it began and that have ended since: a plan waited for them, the
+    fault was reported late, or they were restarted off a node that had to stay. A job that was restarted
+    elsewhere before the fault was known is not included."""
     incident = ctx.incident
     if incident is None or incident.fault_class not in HARDWARE:
         return set()
@@ -94,13 +95,16 @@ def _hit_and_ended(ctx: Context, on_node: list[SlurmJob]) -> set[str]:
 
 def _moved_on(incident: Incident, shown: Mapping[str, SlurmJob | None]) -> set[str]:
     """Jobs whose life at the time of the fault is over. A fault that was reported immediately may rest on a
-    Slurm snapshot that is older than their restart."""
+    Slurm snapshot that is older than their restart, unless they were queued again after it."""
     first = min((evidence.at for evidence in incident.evidence), default=incident.opened)
-    lives = {hit.job: hit.restart for hit in incident.hit} if incident.opened - first > PICTURE_AGE else {}
+    is_late = incident.opened - first > PICTURE_AGE
+    lives = {hit.job: hit.restart for hit in incident.hit}
     return {
         name
         for name, job in shown.items()
-        if job is not None and job.restarts > lives.get(name, job.restarts)
+        if job is not None
+        and job.restarts > lives.get(name, job.restarts)
+        and (is_late or (job.submit_at is not None and job.submit_at > incident.opened))
     }
 
 

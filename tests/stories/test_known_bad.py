@@ -112,6 +112,25 @@ def test_job_that_starts_on_a_known_bad_node_is_hit_too() -> None:
     assert not incident.jobs_hit_final
 
 
+def test_a_job_that_was_requeued_off_a_known_bad_node_stays_hit_when_the_node_goes_out() -> None:
+    """Its incident restarted it: the list that the run makes hours later, of an empty node, is no reason to
+    forget whom the fault hit."""
+    site = site_of(settings=guards(min_service_share=0.8, share_per_hour=1.0, max_share=0.5))
+    for number in (9, 10):
+        site.slurm.person_drain(name(number), "RMA", "ann")
+    job = site.slurm.add_job(required=[BAD])
+    site.clock.advance(60)
+    site.run_for(20, *site.say(2, LOST))
+    (held,) = [one for one in site.open_incidents if one.root.node == BAD]
+    assert (held.known_bad_in_service, held.jobs_hit, job_of(site, job).restarts) == (True, (job,), 1)
+    site.slurm.resume(name(9))
+    site.slurm.resume(name(10))
+    site.run_for(20)
+    (taken,) = [one for one in site.open_incidents if one.root.node == BAD]
+    assert site.node(2).drain
+    assert (taken.jobs_hit, taken.jobs_hit_final) == ((job,), True)
+
+
 def test_a_take_back_whose_job_began_to_run_meanwhile_is_over_and_blocks_no_later_one() -> None:
     site, job = bad_in_service()
     site.run_for(20)

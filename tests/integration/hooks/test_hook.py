@@ -1,6 +1,7 @@
 """`healer-hook` as slurmd runs it: what it sends, and that only a permit or a listed fault fails it."""
 
 import ast
+import fcntl
 import os
 import signal
 import socket
@@ -384,6 +385,35 @@ def test_another_answer_than_a_report_taken_fails_nothing_and_keeps_the_report(
     done = node.run("epilog")
     assert done.returncode == 0 and str(status) in done.stdout
     assert len(node.spooled) == 1
+
+
+def test_a_spool_that_others_may_read_keeps_reports_and_no_one_else_can_block_it(
+    node: HookNode, healer: Healer
+) -> None:
+    """As `mkdir` makes a folder: its names are no secret, its files are root's alone."""
+    node.spool.mkdir(mode=0o755)
+    node.spool.chmod(0o755)
+    healer.status = 503
+    assert node.run("epilog").returncode == 0
+    (report,) = node.spool.glob("*.json")
+    assert report.stat().st_mode & 0o777 == 0o600
+    healer.status = 202
+    folder = os.open(node.spool, os.O_RDONLY)  # as any user of the node may open it
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    node.run("prolog")
+    os.close(folder)
+    assert node.spooled == []
+    assert {name.stat().st_mode & 0o077 for name in node.spool.iterdir()} <= {0}
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o777])
+def test_a_spool_that_others_may_write_is_not_used(node: HookNode, healer: Healer, mode: int) -> None:
+    node.spool.mkdir()
+    node.spool.chmod(mode)
+    healer.status = 503
+    done = node.run("epilog")
+    assert done.returncode == 0 and str(node.spool) in done.stdout
+    assert list(node.spool.iterdir()) == []
 
 
 def test_a_report_that_healer_will_never_take_is_not_sent_again(node: HookNode, healer: Healer) -> None:

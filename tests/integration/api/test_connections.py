@@ -230,6 +230,37 @@ def test_a_head_without_end_ends_the_connection_before_it_costs_others(server: S
     assert sent < 16 * 1024 * 1024
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/healthz", b"200"), ("/api/v1/nodes", b"401"), ("/api/v1/signals/metrics", b"405"), ("/no", b"404")],
+)
+def test_a_question_for_the_head_is_answered_as_get_without_its_body(
+    server: Server, path: str, status: bytes
+) -> None:
+    """As load balancers and `curl -I` ask."""
+    _, port = server
+    heads = []
+    for method in ("HEAD", "GET"):
+        with connected(port) as link:
+            link.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            heads.append(rest(link).partition(b"\r\n\r\n"))
+    (asked, _, nothing), (got, _, body) = heads
+    assert asked.startswith(b"HTTP/1.1 " + status)
+    assert nothing == b"" and body
+    assert [line for line in asked.splitlines() if not line.startswith(b"date:")] == [
+        line for line in got.splitlines() if not line.startswith(b"date:")
+    ]
+
+
+def test_the_stream_has_no_head_of_its_own(server: Server) -> None:
+    """It never ends: who asks for its head must not hold it."""
+    api, port = server
+    head = f"Host: localhost\r\nAuthorization: {api.headers('viewer')['Authorization']}\r\n\r\n"
+    with connected(port) as link:
+        link.sendall(f"HEAD /api/v1/events/stream HTTP/1.1\r\n{head}".encode())
+        assert until(link, b"\r\n\r\n").startswith(b"HTTP/1.1 405")
+
+
 QUOTED = 'a="' + '\\"' * 25_000 + '"'
 
 

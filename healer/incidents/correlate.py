@@ -360,7 +360,7 @@ def absorb_effects(book: Book, root: Incident) -> None:
             book.put(add_evidence_of(book.by_id[root.id], [other]))
         elif worse:
             book.put(msgspec.structs.replace(other, worse=root.id))
-        elif not apart and other.run is None and is_explained(both):
+        elif not apart and is_free(other) and is_explained(both):
             book.merge(other, root)
     for other in book.these(book.index.hard(None, root.jobs_hit)):
         if other.id != root.id and has_lost_packets(NewRoot(other, root, book.policies)):

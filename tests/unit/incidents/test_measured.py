@@ -18,7 +18,7 @@ from healer.model import (
     Sense,
     Topology,
 )
-from tests.support.loop import CLUSTER, DEGRADED, LOST, beat, name
+from tests.support.loop import CLUSTER, DEGRADED, LOST, beat, name, rules_in
 from tests.support.slow import SlowSite, found, slow_rules
 
 NODE = name(1)
@@ -183,6 +183,19 @@ def test_slow_job_is_explained_by_its_slow_node_in_any_order() -> None:
             site.find(fault, node=None if fault == "job-slow" else 1, job=job)
         assert open_rules(site) == ["straggler"], order
         assert senses_of(site.incident, site.now) == (Sense.step_times,), "the job's own word is of no node"
+
+
+def test_a_slow_job_whose_search_is_proposed_is_explained_by_its_slow_node() -> None:
+    site = SlowSite(rules=rules_in())
+    job = site.agreed(nodes=4, required=[NODE])
+    site.find("job-slow", node=None, job=job)
+    site.pass_time(2)
+    (search,) = site.runs
+    assert (search.playbook, search.state) == ("bisect", RunState.proposed)
+    site.find("straggler", job=job)
+    site.pass_time(2)
+    assert open_rules(site) == ["straggler"]
+    assert next(run for run in site.runs if run.id == search.id).state is RunState.rejected
 
 
 def test_a_slow_job_keeps_no_other_incident_from_opening_and_none_from_acting() -> None:

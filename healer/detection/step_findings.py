@@ -185,7 +185,7 @@ def _line(label: Said, role: str, values: NDArray) -> ChartLine:
 
 
 SLOWNESS_SHARED = "slowness-shared"
-#: A part of the step is named if it makes up this share of the growth.
+#: A part of the step is named if it makes up this share of the growth of all parts, and they of the step's.
 MOST = 0.6
 #: Steps before and since that must be available for the comparison.
 LEAST = 3
@@ -205,17 +205,18 @@ class Together:
 
 
 def slower_parts(job: JobSteps, pace: Pace) -> Together | None:
-    """Which part of the step grew on all ranks, if they report parts; no single rank is slow."""
+    """Which part of the step grew on all ranks, if they report parts and that explains the growth: otherwise
+    some ranks grew, and the others wait for them."""
     rows = np.flatnonzero(job.number >= 0)
     before = rows[job.number[rows] < pace.since]
     since = rows[job.number[rows] >= pace.since]
     if len(before) < LEAST or len(since) < LEAST:
         return None
-    was, now = job.parts.mean(before), job.parts.mean(since)
+    was, now = job.parts.of_all(before), job.parts.of_all(since)
     if not np.isfinite(was[0]) or not np.isfinite(now[0]):
         return None  # only whole step times
     grown = np.clip(np.nan_to_num(now - was), 0, None)
-    if not grown.sum():
+    if grown.sum() < MOST * (pace.now_s - pace.before_s):
         return None
     part = int(np.argmax(grown))
     share = grown[part] / grown.sum()

@@ -10,14 +10,16 @@ from healer.model.telemetry import DOING, PARTS, RESULTS, StepBatch
 
 
 class StepParts:
-    """Arrays are (parts, rows of the job's own ring of steps)."""
+    """What a step takes of all ranks: their mean compute and data, and the shortest communication, because
+    the rank that comes last waits for no other. Arrays are (parts, rows of the job's own ring of steps)."""
 
     def __init__(self, steps: int) -> None:
         self._sum = np.zeros((len(PARTS), steps))
         self._count = np.zeros((len(PARTS), steps))
+        self._least_comm = np.full(steps, np.inf)
 
     def clear(self, row: int) -> None:
-        self._sum[:, row], self._count[:, row] = 0, 0
+        self._sum[:, row], self._count[:, row], self._least_comm[row] = 0, 0, np.inf
 
     def add(self, batch: StepBatch, row: NDArray[np.int64]) -> None:
         """`row` (n,): the rows of the steps in the batch's lines."""
@@ -28,14 +30,16 @@ class StepParts:
             if len(valid):
                 self._sum[part] += np.bincount(row[valid], values[valid], steps)
                 self._count[part] += np.bincount(row[valid], minlength=steps)
+        np.fmin.at(self._least_comm, row, batch.comm_s)
 
-    def mean(self, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-        """(3,) the median over these steps of the mean over ranks, NaN if fewer than half reported it."""
+    def of_all(self, rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        """(3,) the medians over these steps in s, NaN if fewer than half of the steps reported the part."""
         with np.errstate(invalid="ignore", divide="ignore"):
             each = self._sum[:, rows] / self._count[:, rows]
+        each[PARTS.index("comm_s")] = self._least_comm[rows]
         found = np.full(len(PARTS), np.nan)
-        for part, means in enumerate(each):
-            finite = means[np.isfinite(means)]
+        for part, steps in enumerate(each):
+            finite = steps[np.isfinite(steps)]
             if len(finite) and 2 * len(finite) >= len(rows):
                 found[part] = np.median(finite)
         return found

@@ -32,16 +32,26 @@ class Job:
         return START + timedelta(seconds=5 * self.number + 1)
 
     def run(
-        self, count: int, *, compute: float = 1, comm_s: float = 0.8, data_s: float = 0.1, slow: int = 0
+        self,
+        count: int,
+        *,
+        compute: float = 1,
+        comm_s: float = 0.8,
+        data_s: float = 0.1,
+        slow: int = 0,
+        longer: float = 1.10,
+        late_data_s: float = 0,
     ) -> None:
-        """`compute`: of all ranks; the first `slow` ranks take 10 % longer."""
+        """`compute`: of all ranks; the first `slow` ranks take `longer`, or wait so much more for data."""
         for _ in range(count):
             self.number += 1
             own = 4.0 * compute * (1 + 0.004 * self.random.normal(size=RANKS))
-            own[:slow] *= 1.10
-            whole = float(own.max()) + comm_s + data_s
+            own[:slow] *= 1.0 if late_data_s else longer
+            data = np.full(RANKS, data_s)
+            data[:slow] += late_data_s
+            whole = float((own + data).max()) + comm_s
             sent = batch(self.number, own, step_s=whole)
-            sent = replace(sent, comm_s=whole - own - data_s, data_s=np.full(RANKS, data_s))
+            sent = replace(sent, comm_s=whole - own - data, data_s=data)
             self.steps.update([sent], self.shown, self.now)
             sensed = self.detector.tick(
                 look(self.now, steps=self.steps, slurm=self.shown, watched={PAIR, ("job-slow", WHERE)})
@@ -96,6 +106,15 @@ def test_one_slow_node_is_blamed_and_nothing_is_said_of_all() -> None:
     job.run(40, slow=8)
     assert {one.fault for one in job.found} <= {"straggler", "job-slow"}
     assert any(one.fault == "straggler" for one in job.found)
+
+
+@pytest.mark.parametrize("one", [{"longer": 1.2}, {"late_data_s": 2.0}])
+def test_ranks_that_only_wait_for_one_of_them_are_not_slow_together(one: dict[str, float]) -> None:
+    job = Job()
+    job.run(60)
+    job.run(40, slow=1, **one)
+    assert job.found
+    assert {finding.fault for finding in job.found} <= {"straggler", "job-slow"}
 
 
 def test_whole_steps_do_not_reveal_a_shared_cause() -> None:

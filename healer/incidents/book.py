@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from healer.detection.watches import is_offline
-from healer.incidents.certainty import add_reports, limit_evidence
+from healer.incidents.certainty import MEASURED, add_reports, limit_evidence
 from healer.incidents.growth import count_findings, merge_into
 from healer.incidents.impact import Hits
 from healer.incidents.part_history import rung_of
@@ -343,7 +343,9 @@ class Book:
         held = shown is not None and (shown.drain or shown.base == "DOWN")
         foreign = shown if shown and held and shown.reason and not is_ours(shown.reason) else None
         owner = foreign.owner if foreign else None
-        settle_s = self.rules.settle_s if finding.fault_class is FaultClass.fatal else 0.0
+        # A measured fault that is not fatal has lasted for its rule's time already.
+        measured = finding.fault_class is not FaultClass.fatal and finding.evidence[0].sense in MEASURED
+        settle_s = 0.0 if measured else self.rules.settle_s
         opened = Incident(
             id=incident_id(self.picture.cluster, rule.name, where, finding.evidence[0].digest),
             cluster=self.picture.cluster,

@@ -638,6 +638,17 @@ def test_more_findings_in_a_wave_open_nothing_and_a_person_closes_all() -> None:
     assert not any(site.node(number).drain for number in (1, 2, 3))
 
 
+def test_links_that_go_down_one_node_after_another_drain_not_even_the_first() -> None:
+    """Its report comes first only because one had to: what they share is seen within the settling time."""
+    site = Site(72)
+    for number in range(1, 10):
+        down = f"NVRM: Xid (PCI:0008:01:00): 155, NVLINK: Link {number} brought down"
+        site.run_for(0.1, *site.say(number, down))
+    site.run_for(30)
+    assert [one.rule for one in site.open_incidents] == ["wave"]
+    assert not any(site.node(number).drain for number in range(1, 10))
+
+
 def test_two_nodes_are_no_storm() -> None:
     site = Site(100)
     site.walk(*site.say(1, LOST), *site.say(2, LOST))

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.decisions.node_facts import place_of, planned_window, settings_of
-from healer.incidents.certainty import unproven_senders
+from healer.incidents.certainty import lacks_senses, unproven_senders
 from healer.model import (
     REMOVING_VERBS,
     Breaker,
@@ -55,15 +55,15 @@ def storm_roots(
     """The roots of the last 5 minutes that would take capacity away, one per rule and node, oldest first.
 
     Held ones count too, or a storm would hide itself. Left out: planned work, nodes that were already out,
-    parts of other incidents, and claims that rest only on a relay's text, so that a false report cannot stop
-    healing.
+    parts of other incidents, and claims that rest only on a relay's text or on fewer senses than the rule
+    needs, so that a false report, or a job with slow ranks, cannot stop healing.
     """
     found: dict[tuple[str, str], Root] = {}
     for incident in sorted(incidents, key=by_opening):
         rule, node = rules.by_name.get(incident.rule), incident.root.node
         if rule is None or node is None or not _removes(rule, incident, rules):
             continue
-        if unproven_senders(incident):
+        if unproven_senders(incident) or lacks_senses(incident, rule, now):
             continue
         began = incident.seen_again or incident.opened
         if began <= now - STORM_WINDOW or incident.node_was_out or incident.plan or incident.merged_into:

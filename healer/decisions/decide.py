@@ -17,7 +17,7 @@ from healer.decisions.guards import SLOT_VERBS, JudgeResult, judge, repeat_span,
 from healer.incidents.certainty import (
     is_proven_fatal,
     is_proven_unusable,
-    senses_of,
+    lacks_senses,
     unproven_senders,
     why_not_looked,
     why_too_few_senses,
@@ -238,12 +238,9 @@ def _why_not_now(incident: Incident, rule: Rule, now: datetime) -> Said | None:
         return say("decisions.sentence", text=why)
     if incident.clear_since is not None:
         return say("decisions.well_again", time=f"{incident.clear_since:%H:%M:%S}")
-    too_little = rule.senses > 1 and len(senses_of(incident, now)) < rule.senses
-    return (
-        why_too_few_senses(incident, rule.senses, now)
-        if too_little and incident.root.node is not None
-        else None
-    )
+    if incident.root.node is not None and lacks_senses(incident, rule, now):
+        return why_too_few_senses(incident, rule.senses, now)
+    return None
 
 
 def _keep_waiting(run: Run, why: Said, now: datetime) -> Decision:

@@ -19,6 +19,7 @@ from healer.model import (
     FaultClass,
     Finding,
     Incident,
+    Rule,
     Sense,
     SenseReport,
 )
@@ -115,6 +116,11 @@ def _fresh(incident: Incident, now: datetime) -> list[SenseReport]:
 def _counted(heard: list[SenseReport]) -> list[SenseReport]:
     counted = independent_senses({report.sense for report in heard})
     return [report for report in heard if report.sense in counted]
+
+
+def lacks_senses(incident: Incident, rule: Rule, now: datetime) -> bool:
+    """Fewer senses agree than the rule needs: nothing is done for it, and it stops nothing."""
+    return rule.senses > 1 and len(senses_of(incident, now)) < rule.senses
 
 
 def senses_text(senses: tuple[Sense, ...]) -> Said:

@@ -11,6 +11,7 @@ from healer.incidents.certainty import (
     add_reports,
     is_newly_proven,
     is_news,
+    lacks_senses,
     limit_evidence,
     mark_claims,
     rank_of_finding,
@@ -469,7 +470,11 @@ def _open_or_grow_wave(book: Book, rule: Rule, limit: int) -> None:
     """Opens or extends the wave of a rule. Incidents that healer would act on stay, held by the breaker, as
     do those with a plan; others are merged."""
     alike = book.these(book.index.of_rule(rule.name))
-    members = [incident for incident in alike if may_be_of_wave(incident, rule, book.places)]
+    members = [
+        incident
+        for incident in alike
+        if may_be_of_wave(incident, rule, book.places) and not lacks_senses(incident, rule, book.now)
+    ]
     newest = max(members, key=lambda incident: incident.opened, default=None)
     open_wave = wave_of(book, rule, newest.root.node if newest else None)
     if open_wave is not None:

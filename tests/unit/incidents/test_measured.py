@@ -198,6 +198,18 @@ def test_a_slow_job_whose_search_is_proposed_is_explained_by_its_slow_node() -> 
     assert next(run for run in site.runs if run.id == search.id).state is RunState.rejected
 
 
+def test_step_times_of_one_job_alone_open_neither_breaker_nor_wave() -> None:
+    site = SlowSite(rules=rules_in())
+    job = site.agreed(nodes=8)
+    for node in range(1, 9):
+        site.find("straggler", node=node, gpu=0, job=job)
+    site.pass_time(10)
+    assert open_rules(site) == ["straggler"] * 8
+    site.walk(*site.say(20, LOST))
+    site.pass_time(10)
+    assert site.node(20).drain, "nothing that a job reports holds what a kernel reports"
+
+
 def test_a_slow_job_keeps_no_other_incident_from_opening_and_none_from_acting() -> None:
     site = SlowSite()
     job = site.agreed(required=[NODE])

@@ -1,4 +1,4 @@
-"""The command line, one module for each command, each with `register(app)`.
+"""The command line, one module for each command or group of commands; `cli.COMMANDS` lists them.
 
 The modules are imported for `--help`, so they import nothing heavy at the top: no SQLAlchemy, FastAPI,
 Celery, numpy or scikit-learn. What a command needs it imports when it runs.

@@ -26,11 +26,6 @@ _PASSPHRASE = typer.Option(
 )
 
 
-def register(app: typer.Typer) -> None:
-    app.command("backup")(backup)
-    app.command("restore")(restore)
-
-
 def backup(
     dest: Path = typer.Argument(help="The file to write, or a folder for a file named by the time."),
     *,

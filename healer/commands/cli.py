@@ -5,7 +5,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from healer import __version__
@@ -17,39 +17,40 @@ if TYPE_CHECKING:
     import typer
     from sqlalchemy.exc import DBAPIError
 
-#: Modules, in the order in which `healer --help` lists their commands.
-COMMANDS = (
-    "up",
-    "watch",
-    "parts",
-    "login",
-    "token",
-    "local_account",
-    "who",
-    "emergency_access",
-    "person_access",
-    "send",
-    "nodes",
-    "goodput_sums",
-    "plan",
-    "node_package",
-    "learn",
-    "incidents",
-    "runs",
-    "messages",
-    "reconcile",
-    "rules",
-    "topology",
-    "import_history",
-    "report_past",
-    "replay",
-    "simulate",
-    "audit",
-    "hook",
-    "backup",
-    "doctor",
-    "support_bundle",
-)
+#: Modules with their commands, in the order in which `healer --help` lists them. `()`: the module registers
+#: its groups itself.
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "up": ("up", "demo"),
+    "watch": ("watch",),
+    "parts": (),
+    "login": ("login", "logout"),
+    "token": (),
+    "local_account": (),
+    "who": (),
+    "emergency_access": (),
+    "person_access": ("person",),
+    "send": (),
+    "nodes": ("nodes",),
+    "goodput_sums": ("goodput",),
+    "plan": (),
+    "node_package": ("node-package", "node-keys"),
+    "learn": ("learn",),
+    "incidents": ("incidents", "evidence"),
+    "runs": ("runs", "run", "approve", "reject", "cancel", "retry", "undo", "pause"),
+    "messages": (),
+    "reconcile": ("reconcile",),
+    "rules": (),
+    "topology": (),
+    "import_history": (),
+    "report_past": ("report",),
+    "replay": ("replay", "recordings"),
+    "simulate": ("simulate",),
+    "audit": (),
+    "hook": (),
+    "backup": ("backup", "restore"),
+    "doctor": ("doctor",),
+    "support_bundle": ("support-bundle",),
+}
 
 
 #: A package of this name that is missing is a fault of ours, and no installation repairs it.
@@ -91,8 +92,12 @@ def build() -> "typer.Typer":
         ),
     ) -> None: ...
 
-    for name in COMMANDS:
-        importlib.import_module(f"healer.commands.{name}").register(app)
+    for name, commands in COMMANDS.items():
+        module = importlib.import_module(f"healer.commands.{name}")
+        for command in commands:
+            app.command(command)(getattr(module, command.replace("-", "_")))
+        if not commands:
+            module.register(app)
     add_help(app)
     return app
 

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from healer.bootstrap.doctor_checks import Check
 
 
-def register(app: typer.Typer) -> None:
-    app.command("doctor")(doctor)
-
-
 def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     fix: bool = typer.Option(

@@ -10,10 +10,6 @@ from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json,
 from healer.text import say
 
 
-def register(app: typer.Typer) -> None:
-    app.command("goodput")(goodput)
-
-
 def goodput(
     *,
     by: str = typer.Option("partition", help="job, user, account, partition, cause, rack or month."),

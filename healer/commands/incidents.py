@@ -20,11 +20,6 @@ from healer.commands.remote import (
 from healer.text import quoted, say
 
 
-def register(app: typer.Typer) -> None:
-    app.command("incidents")(incidents)
-    app.command("evidence")(evidence)
-
-
 def incidents(
     incident: str | None = typer.Argument(None, help="An incident's id, or its first 8 characters."),
     *,

@@ -9,10 +9,6 @@ from healer.commands.remote import AS_JSON, CLUSTER, Client, given, print_json, 
 from healer.text import joined, say
 
 
-def register(app: typer.Typer) -> None:
-    app.command("learn")(learn)
-
-
 def learn(
     *,
     node: str | None = typer.Option(None, "--node", help="The good node."),

@@ -21,11 +21,6 @@ _HOST_S = 5
 _TOO_MANY = 429
 
 
-def register(app: typer.Typer) -> None:
-    app.command("login")(login)
-    app.command("logout")(logout)
-
-
 def login(
     by_munge: bool = typer.Option(
         False,

@@ -26,11 +26,6 @@ _URL = re.compile(r"https?://[^\s/?#\"']+(/[^\s?#\"']*)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("node-package")(node_package)
-    app.command("node-keys")(node_keys)
-
-
 def node_keys(folder: Path = typer.Argument(help="Folder for the keys; created if missing.")) -> None:
     """Create two keys: requests.key signs the worker's requests to nodes, package.key what nodes install."""
     from healer.bootstrap.node_keys import make_key

@@ -6,10 +6,6 @@ from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_list
 from healer.text import joined, say
 
 
-def register(app: typer.Typer) -> None:
-    app.command("nodes")(nodes)
-
-
 def nodes(
     q: str | None = typer.Option(None, "--search", help="Part of the name."),
     verdict: list[str] = typer.Option([], help="healthy, watch, suspect or isolate; repeat for more."),

@@ -11,10 +11,6 @@ from healer.commands.remote import AS_JSON, Client, given, print_json, print_tab
 from healer.text import Said, joined, say
 
 
-def register(app: typer.Typer) -> None:
-    app.command("person")(person)
-
-
 def person(
     name: str = typer.Argument(help="The person's name, as in the audit."),
     *,

@@ -7,10 +7,6 @@ from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, given, prin
 from healer.text import say
 
 
-def register(app: typer.Typer) -> None:
-    app.command("reconcile")(reconcile)
-
-
 def reconcile(
     *,
     repair: bool = typer.Option(False, "--repair", help="Repair what is healer's own."),

@@ -105,11 +105,6 @@ KINDS = ("new-actions", "lost", "any")
 DIFFERS = 3
 
 
-def register(app: typer.Typer) -> None:
-    app.command("replay")(replay)
-    app.command("recordings")(recordings)
-
-
 def replay(  # noqa: PLR0917 - options of a command
     recordings: list[Path] = typer.Argument(
         help="Recordings by time, or a folder of them; - reads standard input."

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from healer.model.site_past import PastReport
 
 
-def register(app: typer.Typer) -> None:
-    app.command("report")(report)
-
-
 def report(
     recordings: list[Path] = typer.Argument(help="Recordings by time, or a folder of them."),
     *,

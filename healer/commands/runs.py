@@ -34,17 +34,6 @@ RESTART: Any = typer.Option(
 RUN: Any = typer.Argument(metavar="RUN", help="The run's id.")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("runs")(runs)
-    app.command("run")(run)
-    app.command("approve")(approve)
-    app.command("reject")(reject)
-    app.command("cancel")(cancel)
-    app.command("retry")(retry)
-    app.command("undo")(undo)
-    app.command("pause")(pause)
-
-
 def runs(
     run_id: str | None = typer.Argument(None, metavar="RUN", help="A run's id."),
     state: list[str] = typer.Option([], help="Only runs in this state; repeat for more."),

@@ -11,10 +11,6 @@ from healer.settings import load, rules_folder
 from healer.text import quoted, say
 
 
-def register(app: typer.Typer) -> None:
-    app.command("simulate")(simulate)
-
-
 def simulate(
     scenario: str | None = typer.Argument(None, help="A scenario's name, or a YAML file."),
     *,

@@ -11,10 +11,6 @@ from healer.settings import load_executor
 from healer.text import say
 
 
-def register(app: typer.Typer) -> None:
-    app.command("support-bundle")(support_bundle)
-
-
 def support_bundle(
     output: Path | None = typer.Option(
         None, "--output", help="The file to write. Default: named by the time."

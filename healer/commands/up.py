@@ -29,11 +29,6 @@ SIM_NODES = 32
 SOCKET_MAX = 107 - len(".reads.4194304") + len(".sock")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("up")(up)
-    app.command("demo")(demo)
-
-
 def up(
     data_dir: str = typer.Option(None, "--data-dir", help="Logs, keys and the embedded servers' files."),
     listen: str = typer.Option(None, "--listen", help="Address and port, like 127.0.0.1:8080."),

@@ -33,10 +33,6 @@ FOLLOW_S = 15
 SEEN = timedelta(minutes=15)
 
 
-def register(app: typer.Typer) -> None:
-    app.command("watch")(watch)
-
-
 def watch(
     prometheus: str = typer.Option(..., "--prometheus", metavar="URL", help="Prometheus or compatible."),
     slurm: bool = typer.Option(False, "--slurm", help="Read nodes and jobs from this machine's Slurm."),

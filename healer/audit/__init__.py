@@ -15,5 +15,5 @@ from healer.audit.export import (
     verify_export,
 )
 from healer.audit.sealer import Sealer
-from healer.audit.verify import Gap, Report, examine
+from healer.audit.verify import Report, examine
 from healer.audit.witness import Deliveries, report_against

@@ -1,6 +1,6 @@
 """Backup and restore of an installation: one file with the database, rules and keys."""
 
-from healer.backups.archive import KEYS, Archive, BackupUnusable, Manifest, reading
+from healer.backups.archive import BackupUnusable, Manifest, reading
 from healer.backups.load_database import HalfRestored, NotEmpty, check_stopped
 from healer.backups.make import BackupFailed, Source, make_backup
 from healer.backups.put_back import (
@@ -12,4 +12,4 @@ from healer.backups.put_back import (
     put_back,
     seal,
 )
-from healer.backups.sealed_keys import SealedKeys, read_passphrase
+from healer.backups.sealed_keys import read_passphrase

@@ -26,7 +26,7 @@ from healer.adapters.postgres.local_processes import connection_name
 from healer.adapters.postgres.loops import Heartbeat, PendingDuties
 from healer.adapters.postgres.migrate import require_tables
 from healer.adapters.postgres.node_rows import PostgresSnapshots
-from healer.adapters.postgres.roles import AUDITOR, login_url
+from healer.adapters.postgres.roles import login_url
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.adapters.signing import CHECKPOINT_FILE, CheckpointFile, trusted_keys
 from healer.adapters.slurm.cli_reads import CliReads

@@ -16,7 +16,6 @@ from healer.decisions.decide import (
     decide,
     decision_key,
     decision_of,
-    first_verb,
     holds_slot,
     is_known_bad_in_service,
     is_untouched,

@@ -10,7 +10,6 @@ from healer.playbooks.advance import (
     RecordFacts,
     Skip,
     Sleep,
-    Undo,
     advance,
     entries_by_step,
     keys_from_step,

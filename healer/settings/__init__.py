@@ -31,33 +31,3 @@ from healer.settings.places import (
     site_url,
 )
 from healer.settings.settings_file import load, load_executor
-
-__all__ = [
-    "CHECKED",
-    "GITHUB",
-    "JIRA",
-    "ON",
-    "SECRET_OF",
-    "SIM_FOLDER",
-    "URL_OF",
-    "ExecutorSettings",
-    "Listen",
-    "Settings",
-    "SettingsError",
-    "check_listener",
-    "guard_overrides",
-    "is_loopback",
-    "load",
-    "load_executor",
-    "own_sim_socket",
-    "own_url",
-    "parse_proxies",
-    "plain_http_problem",
-    "privileged_names",
-    "rules_folder",
-    "secret_names",
-    "setting_name",
-    "setting_names",
-    "shipped_rules",
-    "site_url",
-]

@@ -32,6 +32,7 @@ _GPUS_MOST = 1024
 #: How much of a decoder's message is kept.
 _WHY_LETTERS = 90
 _NO_REQUEUE = re.compile(r"--no-requeue\b")
+_SUBMITS = frozenset({"sbatch", "srun", "salloc"})
 
 
 class Life(msgspec.Struct, kw_only=True):
@@ -46,8 +47,11 @@ class Life(msgspec.Struct, kw_only=True):
     row: dict[str, Any] = {}
 
 
-def take_life(found: Found, life: Life) -> None:
-    """Start and end of a life as two happenings."""
+def take_life(found: Found, life: Life | None) -> None:
+    """Start and end of a life as two happenings. None: the job never started."""
+    if life is None:
+        found.tally.skip(say("importing.not_started"))
+        return
     if not is_time(life.start_us) or not is_time(life.end_us or life.start_us):
         found.tally.skip(say("importing.no_time_of_era"), f"job {life.id}")
         return
@@ -109,10 +113,7 @@ class Table:
         except (ValueError, KeyError) as error:
             tally.skip(say("importing.not_understood", why=said_by(error)), line)
             return
-        if life is None:
-            tally.skip(say("importing.not_started"))
-        else:
-            take_life(self._found, life)
+        take_life(self._found, life)
 
     def _place(self, *names: str) -> int:
         return next((self._names.index(name) for name in names if name in self._names), 0)
@@ -137,7 +138,9 @@ class Table:
         at = len(self._names) - 2
         if len(cells) == len(self._names) or self._names[at:] != ["Comment", "SubmitLine"]:
             return cells
-        begins = next((place for place in range(at + 1, len(cells)) if _submits(cells[place])), None)
+        begins = next(
+            (place for place in range(at + 1, len(cells)) if _program(cells[place]) in _SUBMITS), None
+        )
         if begins is None:
             return [*cells[:at], "|".join(cells[at:]), ""]
         return [*cells[:at], "|".join(cells[at:begins]), "|".join(cells[begins:])]
@@ -209,10 +212,6 @@ def _program(submit_line: str) -> str:
     return submit_line.split(" ", 1)[0].rpartition("/")[2]
 
 
-def _submits(text: str) -> bool:
-    return _program(text) in {"sbatch", "srun", "salloc"}
-
-
 # --- sacct --json
 
 
@@ -275,10 +274,7 @@ def read_json(file: Bytes, found: Found) -> None:
         except (ValueError, RecursionError) as error:
             found.tally.skip(say("importing.no_job_why", why=str(error)[:_WHY_LETTERS]), raw)
             continue
-        if life is None:
-            found.tally.skip(say("importing.not_started"))
-        else:
-            take_life(found, life)
+        take_life(found, life)
 
 
 def _life(record: _Record) -> Life | None:
@@ -345,7 +341,4 @@ def read_completions(file: Bytes, found: Found, stamps: LocalStamps) -> None:
         except ValueError as error:
             found.tally.skip(say("importing.not_understood", why=said_by(error)), line)
             continue
-        if life is None:
-            found.tally.skip(say("importing.not_started"))
-        else:
-            take_life(found, life)
+        take_life(found, life)

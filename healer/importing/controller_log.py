@@ -6,6 +6,7 @@ user: who drained a node is known from `sinfo -R` or `scontrol show node`.
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from healer.adapters.slurm import slurm_words as words
@@ -91,12 +92,6 @@ class ControllerLog:
         word = "down" if match["down"] else "silent"
         self._node(at_us, NodeChange(self._nodes(match), word, reason="Not responding", user="slurm"))
 
-    def _heard(self, at_us: int, match: re.Match[str]) -> None:
-        self._node(at_us, NodeChange(self._nodes(match), "heard"))
-
-    def _back(self, at_us: int, match: re.Match[str]) -> None:
-        self._node(at_us, NodeChange(self._nodes(match), "back"))
-
     def _rebooted(self, at_us: int, match: re.Match[str]) -> None:
         boot_us = int(match["boot"] or 0) * 1_000_000
         boot_us = boot_us if is_time(boot_us) else 0
@@ -108,21 +103,12 @@ class ControllerLog:
             at_us, NodeChange(self._nodes(match), "rebooted", reason=reason, user="slurm", at_us=boot_us)
         )
 
-    def _reboot(self, at_us: int, match: re.Match[str]) -> None:
-        self._node(at_us, NodeChange(self._nodes(match), "reboot"))
+    def _changed(self, at_us: int, match: re.Match[str], word: str) -> None:
+        self._node(at_us, NodeChange(self._nodes(match), word))
 
-    def _slurmd_failed(self, _at_us: int, match: re.Match[str]) -> None:
-        self._will_drain(match, match["why"].strip())
-
-    def _prolog_failed(self, _at_us: int, match: re.Match[str]) -> None:
-        self._will_drain(match, "Prolog error")
-
-    def _epilog_failed(self, _at_us: int, match: re.Match[str]) -> None:
-        self._will_drain(match, "Epilog error")
-
-    def _will_drain(self, match: re.Match[str], why: str) -> None:
+    def _will_drain(self, _at_us: int, match: re.Match[str], why: str = "") -> None:
         if len(self._failed) < _ENDINGS_MOST:
-            self._failed |= dict.fromkeys(self._nodes(match), why)
+            self._failed |= dict.fromkeys(self._nodes(match), why or match["why"].strip())
 
     # --- jobs
 
@@ -193,20 +179,23 @@ _SHAPES = tuple(
         (rf"update_node: node {_NODES} state set to (?P<state>\S+)", ControllerLog._state),
         (rf"drain_nodes: node {_NODES} state set to DRAIN", ControllerLog._slurms_drain),
         (rf"Nodes? {_NODES} not responding(?P<down>, setting DOWN)?", ControllerLog._silent),
-        (rf"[Nn]ode {_NODES} now responding", ControllerLog._heard),
-        (rf"(?:\w+: )?[Nn]ode {_NODES} returned to service", ControllerLog._back),
+        (rf"[Nn]ode {_NODES} now responding", partial(ControllerLog._changed, word="heard")),
+        (rf"(?:\w+: )?[Nn]ode {_NODES} returned to service", partial(ControllerLog._changed, word="back")),
         (rf"(?:\w+: )?[Nn]ode {_NODES} unexpectedly rebooted(?: boot_time=(?P<boot>\d{1,12}))?",
          ControllerLog._rebooted),
-        (rf"reboot request (?:queued|issued) for nodes? {_NODES}", ControllerLog._reboot),
+        (rf"reboot request (?:queued|issued) for nodes? {_NODES}",
+         partial(ControllerLog._changed, word="reboot")),
         (rf"requeue job {_JOB} due to failure of node", ControllerLog._failed_with_node),
         (rf"Requeuing {_JOB}", ControllerLog._requeued),
         (rf"_slurm_rpc_kill_job\w*: REQUEST_KILL_JOB {_JOB} ", ControllerLog._killed),
         (rf"Time limit exhausted for {_JOB}", ControllerLog._timed_out),
         (rf"slurmd error running {_JOB}(?: SLUID=\S+)? on [Nn]ode\(s\)={_NODES}: (?P<why>.*)",
-         ControllerLog._slurmd_failed),
-        (rf"\w+: Prolog or job env setup failure on node {_NODES}, draining", ControllerLog._prolog_failed),
-        (rf"\w+: {_JOB} epilog error on {_NODES}, draining", ControllerLog._epilog_failed),
-        (rf"Setting node {_NODES} state to INVAL with reason:(?P<why>.*)", ControllerLog._slurmd_failed),
+         ControllerLog._will_drain),
+        (rf"\w+: Prolog or job env setup failure on node {_NODES}, draining",
+         partial(ControllerLog._will_drain, why="Prolog error")),
+        (rf"\w+: {_JOB} epilog error on {_NODES}, draining",
+         partial(ControllerLog._will_drain, why="Epilog error")),
+        (rf"Setting node {_NODES} state to INVAL with reason:(?P<why>.*)", ControllerLog._will_drain),
         (r"slurmctld version \S+ started on cluster (?P<cluster>[\w.-]+)", ControllerLog._controller),
     )
 )  # fmt: skip

@@ -129,7 +129,8 @@ def recognised(head: bytes) -> Kind | None:
     if without_mark(lines[0]).startswith((b"{", b"[")) and not is_text:
         return _of_json(head, lines)
     if any(_BRACKETED.match(line) for line in lines[:20]):
-        return Kind.slurmd if _is_of_slurmd(lines) else Kind.slurmctld
+        of_slurmd = any(_SLURMD.search(line) for line in lines) and not is_controller_log(lines)
+        return Kind.slurmd if of_slurmd else Kind.slurmctld
     if any(_SACCT.match(line) for line in lines[:5]):
         return Kind.sacct
     if form_of(lines) is not None:
@@ -139,10 +140,6 @@ def recognised(head: bytes) -> Kind | None:
     # The reasons have one header and free rows, a list of nodes one such line for each record.
     least = 1 if best in {Kind.sinfo_reasons, Kind.nodes, Kind.journal_export} else len(lines[:50]) / 4
     return best if counts[best] >= least else None
-
-
-def _is_of_slurmd(lines: list[bytes]) -> bool:
-    return any(_SLURMD.search(line) for line in lines) and not is_controller_log(lines)
 
 
 def _of_json(head: bytes, lines: list[bytes]) -> Kind | None:

@@ -53,7 +53,8 @@ class LiveMetrics:
         token = Path(window.token_file) if window.token_file else None
         client = PromqlClient(window.url, token, timeout_s=TIMEOUT_S)
         try:
-            series_names = sorted(name for name in self._all_names(client) if name in self._names)
+            all_names = decode_names(client.names(window.since, window.until))
+            series_names = sorted(name for name in all_names if name in self._names)
             if not series_names:
                 tally.skip(say("importing.server_unknown_names"))
             else:  # an error in `match` occurs in every window
@@ -68,9 +69,6 @@ class LiveMetrics:
             tally.skip(say("importing.server_away", until=self._next.isoformat(), why=said_by(error)))
         finally:
             client.close()
-
-    def _all_names(self, client: PromqlClient) -> list[str]:
-        return decode_names(client.names(self._window.since, self._window.until))
 
     def _ask(self, client: PromqlClient, names: Sequence[str], begin: datetime, end: datetime) -> int:
         """The size of the answer in bytes. Raises HistoryAway."""

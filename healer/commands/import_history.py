@@ -64,7 +64,7 @@ def import_history(  # noqa: PLR0917 - options of a command
         output=output,
         cluster=settings.cluster or "",
         pseudonymise=pseudonymise,
-        processes=_processes(len(read)),
+        processes=max(1, min(len(read), len(os.sched_getaffinity(0)))),
     )
     with reading(output, writes=True):
         if output.is_dir():  # known before hours of reading
@@ -76,10 +76,6 @@ def import_history(  # noqa: PLR0917 - options of a command
         print_report(imported, output)
     if imported.is_nothing:
         raise Failed(say("commands.import_nothing"))
-
-
-def _processes(sources: int) -> int:
-    return max(1, min(sources, len(os.sched_getaffinity(0))))
 
 
 def _asked(

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from healer.console.render import Renderer, web_dir
 from healer.console.views.site_report_view import chapters, evidence, lede
 from healer.model.site_past import PastReport
-from healer.text import Said, language, say
+from healer.text import language, say
 
 _STYLES = ("console.css", "site-report.css")
 
@@ -27,7 +27,7 @@ def html(report: PastReport, reader: str) -> bytes:
             lede=lede(report),
             chapters=chapters(report),
             evidence=evidence(report),
-            more=_more,
+            more=lambda count: say("past.more", count=count),
             script=Markup(script),  # noqa: S704 - our own file
             script_digest=b64encode(sha256(script.encode()).digest()).decode(),
             # Only JSON numbers and words: it contains nothing from users.
@@ -44,7 +44,3 @@ def html(report: PastReport, reader: str) -> bytes:
         return bytes(page.body)
     finally:
         language.current.reset(before)
-
-
-def _more(count: int) -> Said:
-    return say("past.more", count=count)

@@ -123,7 +123,9 @@ def note_reports(walk: WalkInput) -> None:
     picture = walk.picture
     for seen, reading in walk.lines:
         node = seen.component.node
-        if reading is None or node is None or not _may_stop_a_job(reading.fault):
+        if reading is None or node is None:
+            continue
+        if not (fault_is(reading.fault, Trait.link_down) or fault_is(reading.fault, Trait.may_stop_work)):
             continue
         line = _line_finding("", reading, seen)
         picture.node_reports[node] = NodeReport(
@@ -227,10 +229,6 @@ def _link_finding(seen: Observation) -> Finding:
     return Finding.from_evidence(
         evidence, rule="", fault=PORT_STAYS_DOWN, fault_class=FaultClass.degraded, confidence=CERTAIN
     )
-
-
-def _may_stop_a_job(fault: str) -> bool:
-    return fault_is(fault, Trait.link_down) or fault_is(fault, Trait.may_stop_work)
 
 
 def _line_finding(rule: str, reading: Reading, seen: Observation) -> Finding:

@@ -475,7 +475,7 @@ class History:
             before,
             count=before.count + 1,
             last_at=max(before.last_at, at),
-            fault_class=_worse(before.fault_class, new.fault_class),
+            fault_class=max(before.fault_class, new.fault_class, key=_rank),
             boot_id=new.boot_id or before.boot_id,
             pci=new.component.pci or before.pci,
             gpu=before.gpu if new.component.gpu is None else new.component.gpu,
@@ -653,10 +653,6 @@ def _is_root(burst: FaultBurst) -> bool:
 
 def _rank(fault_class: FaultClass) -> int:
     return _RANK.get(fault_class, 0)
-
-
-def _worse(first: FaultClass, second: FaultClass) -> FaultClass:
-    return max(first, second, key=_rank)
 
 
 def _more(old: tuple[str, ...], new: tuple[str, ...], kept: int) -> tuple[str, ...]:

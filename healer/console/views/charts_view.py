@@ -275,13 +275,9 @@ def _twin(chart: Chart, *, timed: bool) -> list[tuple[str, ...]]:
             continue
         at = chart.times[index]
         when = datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S") if timed else f"{at:,.0f}"
-        cells = (_at(line.values, index) for line in chart.lines)
+        cells = (_short(line.values[index]) if index < len(line.values) else None for line in chart.lines)
         rows.append((when, *(words.figure(value, chart.unit) or "unknown" for value in cells)))
     return rows
-
-
-def _at(values: Sequence[float | None], index: int) -> float | None:
-    return _short(values[index]) if index < len(values) else None
 
 
 def _label(chart: Chart) -> str:

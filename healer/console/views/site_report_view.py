@@ -123,11 +123,12 @@ def _hours_text(hours: float) -> str:
 def _short(report: PastReport) -> Chapter:
     count = Counter(answer.word for answer in report.answers)
     people = sum(hold.owner in {"person", "program"} for hold in report.holds)
+    hardware = sum(len(report.by_class.get(name, ())) for name in ("fatal", "degraded"))
     facts = [
         (
             say("past.incidents"),
             words.number(len(report.incidents)),
-            say("past.incidents_rest", hardware=sum(map(len, _hardware(report)))),
+            say("past.incidents_rest", hardware=hardware),
         ),
         (
             say("past.drains"),
@@ -154,10 +155,6 @@ def _short(report: PastReport) -> Chapter:
 def _lost(report: PastReport) -> tuple[str, str, str]:
     saved = report.saved
     return say("past.lost"), _hours_text(saved.lost), say("past.lost_rest", unknown=saved.unknown)
-
-
-def _hardware(report: PastReport) -> list[Sequence[str]]:
-    return [ids for name, ids in report.by_class.items() if name in {"fatal", "degraded"}]
 
 
 # --- charts

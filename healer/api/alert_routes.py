@@ -69,10 +69,7 @@ class AlertRoutes:
 
     async def alertmanager(self, request: Request) -> Response:
         """202, or 4xx for a body that is wrong for good: Alertmanager retries only after 429 and 5xx."""
-        caller, has_node = await self._preamble.enter(request)
-        media_type(request, JSON, "application/json")
-        known_query(request, set())
-        raw = await self._preamble.body(request)
+        caller, has_node, _, raw, _ = await self._preamble.open(request)
         body = await parse(len(raw), decoded, raw)
         now = self._services.clock.now()
         site = await self.site(caller, has_node)

@@ -46,7 +46,6 @@ _BeatNews = tuple[str | None, object, object]
 _BeatSender = tuple[str, str | None, str]
 #: Media types, and the query parameters with each.
 _LINES = {"application/json": frozenset[str](), "text/plain": frozenset({"cluster", "node", "boot_id"})}
-_BEATS = {"application/json": frozenset[str]()}
 #: Signals that may accuse a node, or report its boot, and so record their sender.
 _ACCUSING = KERNEL_LINES | {
     ObservationKind.hook,
@@ -101,7 +100,7 @@ class SignalRoutes:
         return await self._store(request, "kernel-log", parsed, size=len(raw))
 
     async def heartbeat(self, request: Request) -> Response:
-        caller, has_node, _, raw, cluster = await self._preamble.open(request, _BEATS)
+        caller, has_node, _, raw, cluster = await self._preamble.open(request)
         body = await parse(len(raw), decoded, raw)
         named = await parse(len(raw), wire.nodes_of_heartbeats, body, cluster=cluster)
         await confine(request, caller, by_slurm(named, has_node))

@@ -15,14 +15,11 @@ from healer.api.db_health import SharedRead
 from healer.api.event_routes import arrivals_of
 from healer.api.group_commit import GroupCommit, HookAnswer, count_results, rejected_views, respond, store
 from healer.api.request_preamble import (
-    JSON,
     Endpoint,
     Preamble,
     by_slurm,
     confine,
     decoded,
-    known_query,
-    media_type,
     parse,
 )
 from healer.api.sample_routes import MeasuringRoutes
@@ -67,13 +64,9 @@ class HookRoutes:
 
     async def report(self, request: Request) -> Response:
         hook = request.scope["path"].rpartition("/")[2]
-        caller, has_node = await self._preamble.enter(request)
-        media_type(request, JSON, "application/json")
-        known_query(request, set())
-        raw = await self._preamble.body(request)
+        caller, has_node, _, raw, cluster = await self._preamble.open(request)
         size = len(raw)
         body = await parse(size, decoded, raw)
-        cluster = self._preamble.default_cluster(caller)
         if caller.node or caller.cluster:
             named = await parse(size, nodes_of_hooks, body, cluster=cluster)
             await confine(request, caller, by_slurm(named, has_node))

@@ -60,6 +60,8 @@ _KIND_MAX = 200
 #: Longer query strings are not cached.
 _QUERY_MAX = 200
 JSON = frozenset({"application/json"})
+#: What most routes take: JSON, and nothing in the address.
+JSON_ALONE: Mapping[str, AbstractSet[str]] = {"application/json": frozenset()}
 
 
 class Sent(NamedTuple):
@@ -97,13 +99,21 @@ class Preamble:
         #: Clusters of this installation.
         self.served = services.served
 
-    async def open(self, request: Request, takes: Mapping[str, AbstractSet[str]]) -> Sent:
+    async def open(
+        self,
+        request: Request,
+        takes: Mapping[str, AbstractSet[str]] = JSON_ALONE,
+        *,
+        of_jobs: bool = False,
+        unpacked_limit: int = BODY_LIMIT,
+    ) -> Sent:
         """Checks the sender and what is sent, and reads the body. `takes`: the media types of this route, the
         default first, and the parameters that its address may have with each."""
-        caller, has_node = await self.enter(request)
+        caller, has_node = await self.enter(request, of_jobs=of_jobs)
         kind = media_type(request, takes.keys(), next(iter(takes)))
         known_query(request, takes[kind])
-        return Sent(caller, has_node, kind, await self.body(request), self.default_cluster(caller))
+        body = await self.body(request, unpacked_limit=unpacked_limit)
+        return Sent(caller, has_node, kind, body, self.default_cluster(caller))
 
     async def enter(self, request: Request, *, of_jobs: bool = False) -> tuple[Caller, wire.HasNode]:
         """Who sends, and whether Slurm shows a node, as (cluster, node) -> bool. Waits for a database that is

@@ -149,13 +149,12 @@ class MeasuringRoutes:
         return await self._measured("nvidia-smi", self._sent(request, caller, cluster, has_node, raw, read))
 
     async def step_times(self, request: Request) -> Response:
-        caller, has_node = await self._preamble.enter(request, of_jobs=True)
-        media_type(request, JSON, "application/json")
-        known_query(request, set())
-        raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
-        now = self._services.clock.now()
-        cluster, clusters = self._preamble.default_cluster(caller), await self._preamble.clusters()
-        wrong_job = await self._preamble.wrong_job(caller)
+        preamble = self._preamble
+        caller, has_node, _, raw, cluster = await preamble.open(
+            request, of_jobs=True, unpacked_limit=UNPACKED_LIMIT
+        )
+        now, clusters = self._services.clock.now(), await preamble.clusters()
+        wrong_job = await preamble.wrong_job(caller)
 
         def allowed(where: str, node: str) -> bool:
             return _has_node_now(has_node, where, node)

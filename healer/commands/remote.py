@@ -7,7 +7,7 @@ import secrets
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -199,6 +199,7 @@ def _unreadable(setting: str, path: str, error: Exception) -> Said:
 AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 REASON = typer.Option(..., "--reason", help="Reason, recorded in the audit.")
 CLUSTER = typer.Option(None, "--cluster", help="The cluster, if there is more than one.")
+RulesFolder = Annotated[Path | None, typer.Option("--rules", help="The folder. Default: HEALER_RULES_DIR.")]
 
 
 def print_json(value: Any) -> None:

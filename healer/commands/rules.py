@@ -6,11 +6,10 @@ from typing import Annotated
 import typer
 
 from healer.commands import Failed, print_line, reading, say_json
-from healer.commands.remote import REASON, Client, add_group, print_json, print_list
+from healer.commands.remote import REASON, Client, RulesFolder, add_group, print_json, print_list
 from healer.settings import load, rules_folder
 from healer.text import said_by, say
 
-_Folder = Annotated[Path | None, typer.Option("--rules", help="The folder. Default: HEALER_RULES_DIR.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -21,7 +20,7 @@ def register(app: typer.Typer) -> None:
     add_group(app, "rules", "The rules of the site.", commands)
 
 
-def check(rules: _Folder = None, json: _Json = False) -> None:
+def check(rules: RulesFolder = None, json: _Json = False) -> None:
     """Check every file and print each error with its place; exits with 1 if there are any."""
     import msgspec
 
@@ -102,7 +101,7 @@ def propose(
         ..., "--from", help="A recording, or a folder of them; repeat for more."
     ),
     output: Path = typer.Option(Path("rules-proposed"), help="The folder to write; it must not exist."),
-    rules: _Folder = None,
+    rules: RulesFolder = None,
     samples: bool = typer.Option(True, help="Also replay measurements: much slower."),
 ) -> None:
     """Write proposed rules from a recorded history: shadow mode, each rule's precision, and guards."""
@@ -123,7 +122,7 @@ def propose(
     print_line(say("commands.propose_start", folder=str(output)))
 
 
-def test(rules: _Folder = None, json: _Json = False) -> None:
+def test(rules: RulesFolder = None, json: _Json = False) -> None:
     """Run the test cases of the rules; exits with 1 if one fails."""
     import msgspec
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from healer.commands import Failed, print_line, reading
+from healer.commands.remote import RulesFolder, add_group
 from healer.settings import load, rules_folder
 from healer.text import joined, said_by, say
 
@@ -16,13 +17,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Where nodes and switches are.", rich_markup_mode=None)
-
-    @group.callback()
-    def _group() -> None: ...
-
-    group.command("import")(import_)
-    app.add_typer(group, name="topology")
+    add_group(app, "topology", "Where nodes and switches are.", {"import": import_})
 
 
 def import_(
@@ -41,9 +36,7 @@ def import_(
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Keep what was found before.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Write it.")] = False,
-    rules: Annotated[
-        Path | None, typer.Option("--rules", help="The folder. Default: HEALER_RULES_DIR.")
-    ] = None,
+    rules: RulesFolder = None,
 ) -> None:
     """Show the cabling and the changes it implies; with --yes write topology-found.yaml."""
     from healer.topology.found import FOUND, as_yaml, by_hand_first, changes, merged, topology_of

@@ -1,12 +1,11 @@
 """`healer access`: permissions by the groups of the identity provider."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from healer.commands import Failed, print_line
-from healer.commands.remote import AS_JSON, add_group, print_json, print_list
+from healer.commands.remote import AS_JSON, RulesFolder, add_group, print_json, print_list
 from healer.model.grants import Grant
 from healer.settings import load, rules_folder
 from healer.text import joined, say
@@ -22,9 +21,7 @@ def who(
     ] = None,
     *,
     subject: Annotated[str, typer.Option("--subject", help="The person's `sub` at the provider.")] = "",
-    rules: Annotated[
-        Path | None, typer.Option("--rules", help="The folder. Default: HEALER_RULES_DIR.")
-    ] = None,
+    rules: RulesFolder = None,
     json: bool = AS_JSON,
 ) -> None:
     """Show what rules/access.yaml grants, in total or to a person with these groups. Changes nothing."""

@@ -110,6 +110,8 @@ class FleetFigures(Detector):
     """Compares every hour. `read(since)` returns the figures of tests since then, `keep(standings, now)`
     takes the comparison for pages; either may raise LedgerAway."""
 
+    needs_samples = False
+
     def __init__(
         self,
         cluster: str,
@@ -142,10 +144,6 @@ class FleetFigures(Detector):
         self._renewed[node] = since
         self._slow.pop(node, None)
         self._standings.pop(node, None)
-
-    @property
-    def needs_samples(self) -> bool:
-        return False
 
     def tick(self, given: TickInput) -> Detections:
         slurm, now = given.slurm, given.now

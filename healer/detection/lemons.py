@@ -116,6 +116,8 @@ class Lemons(Detector):
     """Computes scores every hour. `pasts(since, now)` returns the record of the nodes since then,
     `keep(scores, now)` takes the scores for pages; either may raise LedgerAway."""
 
+    needs_samples = False
+
     def __init__(
         self,
         cluster: str,
@@ -131,10 +133,6 @@ class Lemons(Detector):
         #: Node -> since when it is a lemon.
         self._lemons: dict[str, datetime] = {}
         self._scores: dict[str, LemonScore] = {}
-
-    @property
-    def needs_samples(self) -> bool:
-        return False
 
     def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
         # Before the first look there is no data, and nothing must replace the stored data.

@@ -75,6 +75,9 @@ class Detector(Protocol):
     Only `tick` is required. The other methods manage its memory.
     """
 
+    #: False for a detector that also finds something without measured samples.
+    needs_samples: bool = True
+
     def tick(self, given: TickInput) -> Detections:
         """New findings, and since when those of `given.watched` are known to be over."""
         ...
@@ -117,11 +120,6 @@ class Detector(Protocol):
     @property
     def is_idle(self) -> bool:
         """The next tick has nothing pending to examine again; time alone finds nothing."""
-        return True
-
-    @property
-    def needs_samples(self) -> bool:
-        """False for a detector that also finds something without measured samples."""
         return True
 
 

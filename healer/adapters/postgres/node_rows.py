@@ -4,7 +4,7 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -467,22 +467,36 @@ ORDER BY run_log.seq
 TESTS = [str(Verb.diagnose), str(Verb.sweep)]
 
 
-class PostgresLemons(ClusterStore):
+class _NodeScores(ClusterStore):
+    """Base of the classes that keep a document for each node of one cluster."""
+
+    _table: sa.Table
+
+    def keep(self, found: Sequence[LemonScore | NodeComparison], now: datetime) -> None:
+        """Replaces all rows of the cluster."""
+        row = {"cluster": self.cluster, "at": now}
+        rows = [{**row, "node": item.node, "doc": to_stored(item)} for item in found]
+        with ledger_errors(), self._engine.begin() as conn:
+            conn.execute(sa.delete(self._table).where(self._table.c.cluster == self.cluster))
+            if rows:
+                conn.execute(sa.insert(self._table), rows)
+
+
+class PostgresLemons(_NodeScores):
     """Incident histories of the nodes of one cluster, and their lemon scores."""
+
+    _table = lemon_scores
 
     def histories(self, since: datetime) -> list[tuple[str, NodeHistory]]:
         """By node: incidents that were open at `since` or later."""
         with ledger_reading(self._engine) as conn:
             return sorted(read_histories(conn, self.cluster, since).items(), key=lambda found: found[0])
 
-    def keep(self, scores: list[LemonScore], now: datetime) -> None:
-        """Replaces all scores of the cluster."""
-        with ledger_errors(), self._engine.begin() as conn:
-            _replace_docs(conn, lemon_scores, self.cluster, scores, at=now)
 
-
-class PostgresFleetFigures(ClusterStore):
+class PostgresFleetFigures(_NodeScores):
     """Test results of the nodes of one cluster, from run logs, and the ranks of nodes by them."""
+
+    _table = node_standings
 
     def read(self, since: datetime) -> list[NodeFigures]:
         """The latest value of each figure of each node, from passed and failed tests."""
@@ -493,26 +507,6 @@ class PostgresFleetFigures(ClusterStore):
                 rates = {name: Figure(value, row.at) for name, value in rates_in(row.results or {}).items()}
                 found.setdefault(row.node, {}).update(rates)
         return [NodeFigures(node, figures) for node, figures in sorted(found.items())]
-
-    def keep(self, standings: list[NodeComparison], now: datetime) -> None:
-        """Replaces all ranks of the cluster."""
-        with ledger_errors(), self._engine.begin() as conn:
-            _replace_docs(conn, node_standings, self.cluster, standings, at=now)
-
-
-class _OfNode(Protocol):
-    @property
-    def node(self) -> str: ...
-
-
-def _replace_docs(
-    conn: sa.Connection, table: sa.Table, cluster: str, found: Sequence[_OfNode], *, at: datetime
-) -> None:
-    row = {"cluster": cluster, "at": at}
-    rows = [{**row, "node": item.node, "doc": to_stored(item)} for item in found]
-    conn.execute(sa.delete(table).where(table.c.cluster == cluster))
-    if rows:
-        conn.execute(sa.insert(table), rows)
 
 
 def read_lemons(conn: sa.Connection, cluster: str, node: str | None = None) -> dict[str, LemonScore]:

@@ -27,7 +27,7 @@ from healer.decisions.node_facts import settings_of
 from healer.decisions.sweeps import may_begin_by_itself, sweep_runs, tests_since, with_sweep
 from healer.incidents import Book
 from healer.incidents.certainty import is_proven_unusable
-from healer.incidents.growth import jobs_of_all
+from healer.incidents.growth import end_incident, jobs_of_all
 from healer.incidents.impact import hit_at_the_time, hit_since_listed
 from healer.incidents.lifecycle import ended
 from healer.model import (
@@ -190,10 +190,9 @@ def _veto(walk: Walk, slot: Slot, veto: Veto) -> None:
     walk.audit("node.vetoed", f"node/{veto.node}", why=why, incident=slot.incident)
     for name in [run.id for run in walk.runs.values() if run.node == veto.node and not run.shadow]:
         walk.cancel(name, why, slot.incident)
-    over = {"state": IncidentState.resolved, "closed": walk.now, "updated": walk.now, "closed_why": why}
     for incident in open_incidents_on(walk.work, veto.node):
         end_restarts(walk, incident, why)
-        walk.work.put(msgspec.structs.replace(incident, **over, run=None))
+        walk.work.put(msgspec.structs.replace(end_incident(incident, why, walk.now), run=None))
 
 
 def _end_lost_drains(walk: Walk) -> None:
@@ -427,8 +426,7 @@ def _canary_state(walk: Walk, canary: Run | None) -> RunState:
 
 def _has_taken(walk: Walk, run: Run) -> bool:
     """This run completed a removing step itself; the effect of another run does not count."""
-    name = run.incident or ""
-    incident = walk.work.by_id.get(name) or walk.tx.incident(name)
+    incident = walk.work.earlier(run.incident or "")
     steps = walk.tx.steps_of(incident) if incident is not None else ()
     done = (entry for entry in steps if entry.run == run.id and entry.event is StepEvent.done)
     return any(entry.data.get("verb") in NODE_REMOVING and not entry.data.get("other") for entry in done)

@@ -226,9 +226,7 @@ def _acts(walk: Walk, incident: Incident) -> bool:
 
 
 def take_command(walk: Walk, command: Command) -> None:
-    incident = walk.work.by_id.get(command.incident or "")
-    if incident is None and command.incident:
-        incident = walk.tx.incident(command.incident)
+    incident = walk.work.earlier(command.incident) if command.incident else None
     if incident is not None and command.kind is CommandKind.merge and _is_root_of(walk, incident, command):
         return
     meant = [incident] if incident is not None else []
@@ -284,7 +282,7 @@ def _left_to_its_root(walk: Walk, merged: Incident) -> Incident:
     """A merged incident. If a person merged it into another one of its node, that one continues from its
     drain."""
     name = merged.merged_into or ""
-    root = walk.work.by_id.get(name) or walk.tx.incident(name)
+    root = walk.work.earlier(name)
     of_its_node = root is not None and root.root.node is not None and root.root.node == merged.root.node
     return msgspec.structs.replace(merged, worse=name if of_its_node else None)
 
@@ -463,11 +461,9 @@ def _hand_over_slots(walk: Walk) -> None:
 
 
 def _handed_over(walk: Walk, slot: Slot) -> Slot:
-    name = slot.incident or ""
-    incident = walk.work.by_id.get(name) or walk.tx.incident(name)
+    incident = walk.work.earlier(slot.incident or "")
     while incident is not None and not incident.is_open and incident.left_to:
-        name = incident.left_to
-        incident = walk.work.by_id.get(name) or walk.tx.incident(name)
+        incident = walk.work.earlier(incident.left_to)
     return slot if incident is None else msgspec.structs.replace(slot, incident=incident.id)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from healer.model.vocabulary import UserError
-from healer.text import Said, say
+from healer.text import Said, SaidError, say
 
 #: System users: of the parts, of the worker, of the embedded servers.
 SERVICE, WORKER, SERVERS = "healer", "healer-worker", "healer-db"
@@ -32,11 +32,8 @@ ROOT_STATE = Path("/var/lib/healer")
 SOCKET_FOLDER_MAX = 90
 
 
-class EmbeddedError(UserError):
+class EmbeddedError(SaidError, UserError):
     """An embedded server could not be started. One sentence for people."""
-
-    def __init__(self, text: Said) -> None:
-        super().__init__(text)
 
 
 class FolderUnusable(EmbeddedError):

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from healer.model import Column, LastContact, LossReason, Observation, ScrapeJob, ScrapeState
-from healer.text import Said
+from healer.text import Said, SaidError
 
 if TYPE_CHECKING:
     from healer.model.telemetry import Report, StepBatch
@@ -174,11 +174,8 @@ class ScrapeBook(Protocol):
         ...
 
 
-class HistoryAway(Exception):
+class HistoryAway(SaidError):
     """The Prometheus-compatible server gives no usable answer. The text is one sentence."""
-
-    def __init__(self, text: Said) -> None:
-        super().__init__(text)
 
 
 class AnswerTooLong(HistoryAway):

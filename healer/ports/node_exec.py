@@ -16,14 +16,11 @@ from healer.model import (
     ResetKind,
 )
 from healer.model.vocabulary import UserError
-from healer.text import Said
+from healer.text import Said, SaidError
 
 
-class NodeError(UserError):
+class NodeError(SaidError, UserError):
     """The node refused or could not be reached. The text is one sentence for people."""
-
-    def __init__(self, text: Said) -> None:
-        super().__init__(text)
 
 
 class NodeUnavailable(NodeError):

@@ -2,7 +2,7 @@
 
 from healer.model import Answer
 from healer.model.vocabulary import UserError
-from healer.text import Said
+from healer.text import Said, SaidError
 
 
 class GuardRefused(Exception):
@@ -41,11 +41,8 @@ class TooMany(Exception):
         self.retry_after_s = retry_after_s
 
 
-class Unavailable(UserError):
+class Unavailable(SaidError, UserError):
     """The database did not answer in time: 503 with Retry-After. Nothing was done."""
-
-    def __init__(self, text: Said) -> None:
-        super().__init__(text)
 
 
 class DiskFull(Unavailable):

@@ -4,14 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.text import Said, say
+from healer.text import Said, SaidError, say
 
 
-class SchedulerError(Exception):
+class SchedulerError(SaidError):
     """Slurm refused or could not be asked. The text is one sentence for people, with Slurm's own words."""
-
-    def __init__(self, text: Said) -> None:
-        super().__init__(text)
 
 
 class SchedulerUnavailable(SchedulerError):

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from healer.text import Said, said_by, say
+from healer.text import Said, SaidError, said_by, say
 from healer.text.decoder_errors import decoder_error
 
 #: Entries listed as rejected per request; the rest is only counted.
@@ -32,18 +32,12 @@ _SMALL_BYTES = 2**20
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class BadBody(ValueError):
+class BadBody(SaidError, ValueError):
     """The outer structure of a request is wrong. The sentence names the field."""
 
-    def __init__(self, why: Said) -> None:
-        super().__init__(why)
 
-
-class BadEntry(ValueError):
+class BadEntry(SaidError, ValueError):
     """One entry of a request is wrong. The sentence is the reason."""
-
-    def __init__(self, why: Said) -> None:
-        super().__init__(why)
 
 
 class Rejected(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from healer.text.reading import in_language, to_plain, to_text
 from healer.text.said import (
     NO_WORDS,
     Said,
+    SaidError,
     capital,
     from_stored,
     is_worded,

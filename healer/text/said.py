@@ -100,6 +100,13 @@ def quoted(text: str) -> Said:
     return Said(text) if text else NO_WORDS
 
 
+class SaidError(Exception):
+    """An error of one sentence, which its raiser has to word by a key (`say`, `quoted`)."""
+
+    def __init__(self, text: Said) -> None:
+        super().__init__(text)
+
+
 def said_by(error: BaseException) -> Said:
     """The text of an error: by key if it was raised with a sentence, or if the library's sentences are known;
     else its text."""

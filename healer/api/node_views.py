@@ -31,6 +31,7 @@ from healer.model import (
     SlurmNode,
     SlurmSnapshot,
     Verdict,
+    worst_verdict,
 )
 from healer.model.slurm import is_ours
 from healer.model.telemetry import Report, Unusual
@@ -120,9 +121,6 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     differs: dict[str, str] = {}
 
 
-_ORDER = list(Verdict)
-
-
 def node_page(rows: FleetRows, rules: Ruleset, now: datetime, wanted: NodeFilter) -> Page[NodeView]:
     """By cluster and name."""
     start = ("", "") if wanted.cursor is None else decode_cursor(wanted.cursor, tuple[str, str])
@@ -171,7 +169,7 @@ def by_node(incidents: Iterable[Incident]) -> dict[tuple[str, str], list[Inciden
 
 def node_view(snapshot: SlurmSnapshot, node: SlurmNode, incidents: Sequence[Incident]) -> NodeView:
     """`incidents` are the open ones about the node, and those it is on probation for."""
-    verdict = _worst(incident.nodes.get(node.name, Verdict.healthy) for incident in incidents)
+    verdict = worst_verdict(incident.nodes.get(node.name, Verdict.healthy) for incident in incidents)
     open_ones = [incident for incident in incidents if incident.is_open]
     probation = (incident.probation_until for incident in incidents)
     out_by, owner = _out_by(node), node.owner
@@ -194,10 +192,6 @@ def node_view(snapshot: SlurmSnapshot, node: SlurmNode, incidents: Sequence[Inci
         incidents=[incident.id for incident in open_ones],
         taken_at=snapshot.taken_at,
     )
-
-
-def _worst(verdicts: Iterable[Verdict]) -> Verdict:
-    return max(verdicts, key=_ORDER.index, default=Verdict.healthy)
 
 
 def _takes_jobs(node: SlurmNode) -> bool:
@@ -257,7 +251,9 @@ def gpu_views(
                 uuid=facts.get("uuid") or None,
                 serial=facts.get("serial") or None,
                 job=jobs.get(index),
-                verdict=_worst(incident.nodes.get(node.name, Verdict.suspect) for incident in open_ones),
+                verdict=worst_verdict(
+                    incident.nodes.get(node.name, Verdict.suspect) for incident in open_ones
+                ),
                 incidents=[incident.id for incident in open_ones],
             )
         )

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from healer.incidents.certainty import unproven_senders
-from healer.model import HARDWARE, Incident, Sense
+from healer.model import HARDWARE, OF_FIGURES, Incident
 from healer.observations.figure_senders import names_in
 from healer.text import NO_WORDS, Said, quoted, say
 
@@ -21,8 +21,6 @@ WINDOW = timedelta(minutes=10)
 #: At least the size of the smallest storm; on a large fleet half of the hourly cap (0.02), so that one relay
 #: never uses up what honest senders need.
 NODES_AT_LEAST, SHARE = 3, 0.01
-#: What healer derives from figures that a relay forwards.
-_FIGURES = frozenset({Sense.metrics, Sense.forest})
 
 
 def budget(nodes: int) -> int:
@@ -79,7 +77,7 @@ def _accused(incident: Incident, sender: str, *, is_accusing: bool, is_shared: b
     itself. An honest relay forwards the figures of the whole fleet, and many of those look unusual at times:
     they count only if healer would take the node because of them."""
     claims = [evidence for evidence in incident.evidence if evidence.relayed_by == sender]
-    is_text = any(evidence.sense not in _FIGURES for evidence in claims)
+    is_text = any(evidence.sense not in OF_FIGURES for evidence in claims)
     if is_text and not is_shared:
         return {part.node for part in (incident.root, *incident.affected) if part.node}
     if not is_text and (not is_accusing or incident.plan or incident.node_was_out):

@@ -11,7 +11,7 @@ from healer.detection.fleet_figures import FleetFigures
 from healer.detection.forest import Forest
 from healer.detection.lemons import Lemons
 from healer.detection.protocol import Detector, Figures, Pair, TickInput
-from healer.model import Detections, Evidence, Finding, NodeReport, Ruleset, Sense, SlurmSnapshot
+from healer.model import OF_FIGURES, Detections, Evidence, Finding, NodeReport, Ruleset, Sense, SlurmSnapshot
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.fault_history import History
@@ -28,9 +28,7 @@ TICK_S = 5.0
 PRIME_S = 15.0
 #: Without any sender for this long, healer itself was down, or cut off from all of them.
 DEAF_AFTER = timedelta(seconds=30)
-#: Senses that are derived from figures sent by others.
-_OF_FIGURES = frozenset({Sense.metrics, Sense.forest})
-_SENT = _OF_FIGURES | {Sense.step_times}
+_SENT = OF_FIGURES | {Sense.step_times}
 
 
 class Senses:
@@ -214,7 +212,7 @@ class Senses:
         if item.sense is Sense.step_times:
             life = self.steps.job(item.job) if item.job is not None else None
             return msgspec.structs.replace(item, sent_by=life.sent_by) if life is not None else item
-        if item.sense not in _OF_FIGURES:
+        if item.sense not in OF_FIGURES:
             return item
         where = item.component
         parts = finding.affected if where.node is None and where.switch is not None else (where,)

@@ -30,7 +30,7 @@ from healer.model import (
 )
 from healer.model.faults import fits
 from healer.model.rules import HUMAN_WORK
-from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
+from healer.model.slurm import SWITCHED_OFF, is_empty_reason, is_ours, slurm_kind
 from healer.observations import Picture
 from healer.text import NO_WORDS, Said, quoted, say
 
@@ -38,8 +38,6 @@ from healer.text import NO_WORDS, Said, quoted, say
 PICTURE_LASTS = timedelta(minutes=5)
 #: Limit of the cache: hooks and drains may bring any number of fault names.
 _FAULTS_KEPT = 10_000
-
-_ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
 
 
 class Activity(NamedTuple):
@@ -92,7 +90,7 @@ def at_node(
     version, and since when."""
     found = []
     state = "+".join(node.state)
-    if _ASLEEP.intersection(node.state):
+    if SWITCHED_OFF.intersection(node.state):
         found.append(Activity(ContextKind.power_saving, say("incidents.saves_power", state=state)))
     elif planned is not None:
         text = say("incidents.planned_work", why=quoted(planned.why))

@@ -37,6 +37,7 @@ from healer.model import (
     Sense,
     Verdict,
     VerdictAt,
+    worst_verdict,
 )
 from healer.model.faults import Trait, code_of, fault_is, once
 from healer.text import NO_WORDS, Said, joined, quoted, reworded, say, unstopped
@@ -267,7 +268,7 @@ def _follows(incident: Incident) -> Said:
         return say("incidents.over_because", why=uncapitalised(incident.closed_why))
     if not incident.is_open:
         return say("incidents.over")
-    blamed = max(incident.nodes.values(), key=list(Verdict).index, default=Verdict.healthy)
+    blamed = worst_verdict(incident.nodes.values())
     remedy = next((rung for rung in incident.remedy if rung in REMEDY_LADDER), Remedy.none)
     if incident.cause is Cause.maintenance or blamed is Verdict.healthy:
         if incident.cause in _NOT_THE_NODE:

@@ -196,6 +196,7 @@ from healer.model.slurm import (
 )
 from healer.model.telemetry import (
     FIT,
+    MEASURED_SCOPES,
     OF_DEVICES,
     Alias,
     Catalogue,
@@ -228,6 +229,7 @@ from healer.model.vocabulary import (
     JOB_VERBS,
     LIFTING_VERBS,
     NODE_REMOVING,
+    OF_FIGURES,
     REMEDY_LADDER,
     REMOVING_VERBS,
     RESTARTING_VERBS,
@@ -249,4 +251,5 @@ from healer.model.vocabulary import (
     Severity,
     Verb,
     Verdict,
+    worst_verdict,
 )

@@ -171,11 +171,11 @@ KNOWN_NODE_WORDS = frozenset(
 
 _OUT_BASE = frozenset({"DOWN", "ERROR", "FUTURE", "UNKNOWN"})
 _OUT_FLAGS = frozenset({"DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "INVALID_REG"})
-_OFF = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
+SWITCHED_OFF = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
 #: Kept free by the scheduler's own plans: no trouble (d.8, 19).
-_OUT_BY_PLAN = _OFF | {"MAINTENANCE"}
+_OUT_BY_PLAN = SWITCHED_OFF | {"MAINTENANCE"}
 _PLANNED_FLAGS = frozenset({"PLANNED", "BLOCKED"})
-_POWER_SAVING = _OFF | {"POWERING_UP"}
+_POWER_SAVING = SWITCHED_OFF | {"POWERING_UP"}
 #: Slurm restarts the node, and says itself when that takes too long (ResumeTimeout).
 STARTING = frozenset({"REBOOT_ISSUED", "POWERING_UP"})
 
@@ -299,7 +299,7 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def is_left_off(self) -> bool:
         """Slurm itself holds it, and power saving switched it off too: no job wakes it, which is no plan."""
-        is_off = "MAINTENANCE" not in self.state and not _OFF.isdisjoint(self.state)
+        is_off = "MAINTENANCE" not in self.state and not SWITCHED_OFF.isdisjoint(self.state)
         return is_off and self.held and slurm_kind(self.reason) is not None
 
     @property
@@ -785,7 +785,7 @@ def is_out_for(snapshot: SlurmSnapshot | None, node: SlurmNode, incident: str) -
 
 def is_only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     """The node is shown under planned work only because of healer's own reservation."""
-    return _is_reserved_by_us_alone(snapshot, node) and not _OFF.intersection(node.state)
+    return _is_reserved_by_us_alone(snapshot, node) and not SWITCHED_OFF.intersection(node.state)
 
 
 def _is_reserved_by_us_alone(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:

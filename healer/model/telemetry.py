@@ -41,6 +41,8 @@ class Scope(StrEnum):
     device_part = "device_part"
 
 
+#: Scopes that signals live on, and that have series: parts that stay. The others are for rules.
+MEASURED_SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
 #: In these scopes, no series names a node.
 OF_DEVICES = frozenset({Scope.device, Scope.device_part})
 

@@ -57,6 +57,11 @@ class Verdict(StrEnum):
     isolate = "isolate"
 
 
+def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
+    """`healthy` if there are none."""
+    return max(verdicts, key=list(Verdict).index, default=Verdict.healthy)
+
+
 class Cause(StrEnum):
     """The verdict on an incident's cause."""
 
@@ -95,6 +100,10 @@ class Sense(StrEnum):
     hook = "hook"
     alert = "alert"  # another system's conclusion: not counted as a second sense (`healer.incidents.growth`)
     history = "history"  # healer's own, from what it remembers of the part: so is this
+
+
+#: Senses that are derived from figures sent by others.
+OF_FIGURES = frozenset({Sense.metrics, Sense.forest})
 
 
 class Remedy(StrEnum):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import (
+    MEASURED_SCOPES,
     OF_DEVICES,
     Catalogue,
     Column,
@@ -57,8 +58,6 @@ from healer.observations.report_order import (
 from healer.observations.rings import SLOT_S, SLOTS, WINDOW_S, Rings, Run, slot_of
 from healer.ports.measurements import ColumnBook
 
-#: Scopes that signals live on.
-MEASURED = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
 SIGNALS_MAX = 200
 #: Limit for the windows of one axis. 100,000 GPUs with 70 signals fit.
 BYTES_MAX = 8 << 30
@@ -103,7 +102,7 @@ class Telemetry:
         self._senders = FigureSenders()
         # Two per axis: gauges (with enums and bit masks), and counters. A column's place is an index into
         # this.
-        self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
+        self._rings = [(on, Rings(counters=counters)) for on in MEASURED_SCOPES for counters in (False, True)]
         #: By the function that makes the groups, and scope: their layout, and the groups.
         self._groups: dict[tuple[Callable[[Axes, Scope], Groups], Scope], tuple[int, Groups]] = {}
         self._specs: dict[str, NDArray[np.float64]] = {}
@@ -445,7 +444,7 @@ class Telemetry:
 
     def _room_for(self, signal: Signal) -> Rings | None:
         """The rings of this signal, None if there is no room left for it; call `_reserve` before `put`."""
-        if signal.scope not in MEASURED:
+        if signal.scope not in MEASURED_SCOPES:
             return None
         rings = self._ring(signal)
         if signal.name in rings.signals:
@@ -538,7 +537,7 @@ class Telemetry:
     def scope_of(self, signal: str) -> Scope | None:
         """The scope of the signal; None if it was never reported, or if the catalogue lacks it."""
         of = self._catalogue.signals.get(signal)
-        if of is None or of.scope not in MEASURED or signal not in self._ring(of).signals:
+        if of is None or of.scope not in MEASURED_SCOPES or signal not in self._ring(of).signals:
             return None
         return of.scope
 

@@ -8,6 +8,7 @@ from concurrent.futures import Executor, Future
 
 import structlog
 
+from healer.actions.under_test import JOB_OVER
 from healer.audit import Sealer
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import ENDED_RUN_STATES, SlurmJob
@@ -24,8 +25,6 @@ UNBROUGHT_S = 5.0
 WITNESS_S = 1.0
 #: The rest after a witness did not answer.
 _AWAY_S = 10.0
-#: It is unknown by now, or has ended.
-_OVER = frozenset({2017, 2021})
 
 
 class SharedSealer:
@@ -110,7 +109,7 @@ def leftover_jobs(
                 try:
                     scheduler.cancel(job.id)
                 except SchedulerRefused as error:
-                    if error.code not in _OVER:
+                    if error.code not in JOB_OVER:
                         raise
 
     return work

@@ -7,6 +7,7 @@ from healer.detection.language import parse
 from healer.detection.language.expr import ExpressionError
 from healer.model import (
     FORECAST_FAULT,
+    MEASURED_SCOPES,
     OF_DEVICES,
     Cause,
     ForecastRule,
@@ -15,7 +16,6 @@ from healer.model import (
     Playbook,
     Remedy,
     Rule,
-    Scope,
     Severity,
     Signal,
     SignalKind,
@@ -25,8 +25,6 @@ from healer.rulebook.rule_checks import RULE_NAME, at_column, check_known_fault,
 from healer.rulebook.source import Source, Where
 from healer.text import say
 
-#: Scopes with series: parts that stay.
-SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
 #: Longest time ahead: only two weeks of history are kept.
 _MOST_DAYS = 30
 #: At most a ticket, a message, a test: everything else waits for the fault.
@@ -69,8 +67,8 @@ def policy_of_forecast(entry: ForecastRule) -> Rule:
 
 
 def _check_what(at: Where, entry: ForecastRule, signals: Mapping[str, Signal], specs: set[str]) -> None:
-    if entry.scope not in SCOPES:
-        words = ", ".join(SCOPES)
+    if entry.scope not in MEASURED_SCOPES:
+        words = ", ".join(MEASURED_SCOPES)
         at.wrong(
             "scope", say("rulebook.nothing_followed", scope=entry.scope), say("rulebook.one_of", words=words)
         )

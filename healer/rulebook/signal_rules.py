@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from healer.model import (
+    MEASURED_SCOPES,
     OF_DEVICES,
     Alias,
     Catalogue,
@@ -33,8 +34,6 @@ UNITS = (
     "°C", "W", "J", "V", "A", "Hz", "MHz", "%", "ratio", "count", "bool", "s", "ns", "B", "B/s", "Mb/s",
     "rpm", "packets", "rows", "state", "bits", "/s", "dBm", "l/min", "kPa",
 )  # fmt: skip
-#: Where signals live; the other scopes are for rules.
-_SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ALIAS = re.compile(r"(?:[a-zA-Z_:][a-zA-Z0-9_:{}]{0,199}|nvidia-smi:[a-zA-Z0-9_/]{1,150})")
 
@@ -77,7 +76,7 @@ def _check(at: Where, entry: SignalEntry) -> None:
     if entry.unit not in UNITS:
         hint = did_you_mean(entry.unit, UNITS) or say("rulebook.one_of", words=", ".join(UNITS))
         wrong("unit", say("rulebook.no_unit_that_healer", unit=entry.unit), hint)
-    if entry.scope not in _SCOPES:
+    if entry.scope not in MEASURED_SCOPES:
         text = say("rulebook.signal_lives_on_gpu", scope=entry.scope)
         wrong("scope", text)
     if (entry.scope in OF_DEVICES) is not (entry.device is not None):

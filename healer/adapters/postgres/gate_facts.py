@@ -30,7 +30,7 @@ from healer.model import (
     Run,
     Slot,
     Sweeps,
-    Verdict,
+    worst_verdict,
 )
 from healer.model.detection import EARLIEST
 from healer.ports.transactions import HookStanding, OutOfService
@@ -203,9 +203,6 @@ def save_breaker(conn: sa.Connection, breaker: Breaker) -> None:
     conn.execute(sa.update(gate).where(gate.c.cluster == breaker.cluster).values(breaker=to_stored(breaker)))
 
 
-_ORDER = list(Verdict)
-
-
 _OUT = (
     sa.select(
         slots.c.cluster,
@@ -233,8 +230,8 @@ class PostgresHooks(SnapshotStore):
         found: dict[str, HookStanding] = {}
         for incident in incidents_watched:
             for node, verdict in incident.nodes.items():
-                worst = found.get(node)
-                if worst is None or _ORDER.index(verdict) > _ORDER.index(worst.verdict):
+                before = found.get(node)
+                if before is None or worst_verdict((before.verdict, verdict)) is not before.verdict:
                     reason = f"{incident.title} (incident {incident.short_id})"
                     found[node] = HookStanding(verdict=verdict, reason=reason)
         return found

@@ -28,6 +28,7 @@ from healer.adapters.postgres.tables import (
     sessions,
     unknown_series,
 )
+from healer.adapters.postgres.tokens import ANSWERS_KEPT
 from healer.model.detection import ALERT_STAYS_MAX
 from healer.model.faults import REPLACED
 from healer.model.goodput import HOURS_KEPT
@@ -39,7 +40,6 @@ HEARTBEATS = timedelta(hours=1)
 _PERIODIC = ("heartbeat", "gpu_inventory", "inventory", "hook")
 #: As long as duplicates are recognised, for example an old dmesg that is sent again.
 EVENTS = timedelta(days=90)
-KEYS = timedelta(hours=24)
 SESSIONS = timedelta(days=7)
 #: Unknown series, losses and senders that were not seen for this long.
 UNKNOWN_SERIES = timedelta(days=7)
@@ -100,7 +100,7 @@ def _deletions(engine: sa.Engine, now: datetime, free: float | None) -> Iterator
 def _old_rows(now: datetime, *, low: bool) -> Iterator[tuple[sa.Table, sa.ColumnElement[bool]]]:
     """Of tables without ids: what is too old."""
     yield raised_alarms, raised_alarms.c.last_at < now - FORGOTTEN
-    yield idempotency, idempotency.c.at < now - KEYS
+    yield idempotency, idempotency.c.at < now - ANSWERS_KEPT
     yield sessions, sessions.c.expires_at < now - SESSIONS
     burst = fault_bursts.c
     yield fault_bursts, sa.and_(burst.last_at < now - BURSTS, burst.fault != REPLACED)

@@ -104,8 +104,9 @@ if TYPE_CHECKING:
 
 #: Case files of detection rules; all others are cases of lines and faults.
 DETECTION_CASES = "detection-*.yaml"
-_START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
-_CLUSTER = "case"
+#: When, and on which cluster, the cases play.
+START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+CLUSTER = "case"
 _LONGEST_S = 3600.0
 _MOST_SAMPLES = 720
 
@@ -287,9 +288,9 @@ def _play(
 
     lasts_s, every_s = batch[0].lasts_s, batch[0].every_s
     series = {subject: tracks for prepared in batch for subject, tracks in prepared.series.items()}
-    telemetry = Telemetry(_CLUSTER, catalogue, models)
+    telemetry = Telemetry(CLUSTER, catalogue, models)
     rules = {prepared.rule.name: prepared.rule for prepared in batch}
-    engine, steps = RuleEngine(list(rules.values()), catalogue), StepTimes(_CLUSTER)
+    engine, steps = RuleEngine(list(rules.values()), catalogue), StepTimes(CLUSTER)
     snapshot, places = _one_cluster(batch)
     book = _Book([column for of_node in series.values() for column, _ in of_node])
     of_case = {(prepared.mark, prepared.rule.name) for prepared in batch}
@@ -301,7 +302,7 @@ def _play(
     telemetry.show(snapshot, places)
     of_slurm = any(catalogue.signals[name].derived for name in engine.signals)
     while passed_s <= lasts_s:
-        now = _START + timedelta(seconds=passed_s)
+        now = START + timedelta(seconds=passed_s)
         if of_slurm:
             telemetry.show(msgspec.structs.replace(snapshot, taken_at=now), places)
         _send(telemetry, book, series, passed_s, now)
@@ -334,7 +335,7 @@ def _one_cluster(batch: Iterable[_Prepared]) -> tuple[SlurmSnapshot, Topology]:
         nodes |= prepared.snapshot.nodes
         jobs |= prepared.snapshot.jobs
         places |= prepared.places.places
-    shown = SlurmSnapshot(cluster=_CLUSTER, taken_at=_START, nodes=nodes, jobs=jobs)
+    shown = SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes=nodes, jobs=jobs)
     return shown, Topology(places=places)
 
 
@@ -422,7 +423,7 @@ def _send(
         if samples:
             columns = np.array([number for number, _ in samples], np.int32)
             values = np.array([value for _, value in samples], np.float64)
-            reports.append(Report(_CLUSTER, node, now, now, columns, values))
+            reports.append(Report(CLUSTER, node, now, now, columns, values))
     telemetry.update(reports, book)
 
 
@@ -444,7 +445,7 @@ def _slurm(case: DetectionCase, mark: str) -> SlurmSnapshot:
         for name in named - set(_nodes(case)):
             text = say("rulebook.field", field=field, text=say("cases.no_node", name=name))
             raise CaseWrong((field,), text, say("cases.nodes_are", last=case.nodes))
-    return SlurmSnapshot(cluster=_CLUSTER, taken_at=_START, nodes=nodes, jobs=jobs)
+    return SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes=nodes, jobs=jobs)
 
 
 def _places(case: DetectionCase, mark: str) -> Topology:

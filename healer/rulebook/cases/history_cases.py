@@ -5,7 +5,7 @@ with the ledger in memory, in shadow: nothing is done.
 """
 
 from collections.abc import Iterable, Sequence, Set
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -29,7 +29,7 @@ from healer.model import (
     by_opening,
 )
 from healer.observations import Picture
-from healer.rulebook.cases.detection_cases import CaseWrong
+from healer.rulebook.cases.detection_cases import CLUSTER, START, CaseWrong
 from healer.rulebook.source import Source, Where
 from healer.signals.identity import digest_of
 from healer.signals.inventory import gpu_row
@@ -41,8 +41,6 @@ from healer.text import joined, quoted, said_by, say
 
 #: Case files of faults over time.
 HISTORY_CASES = "history-*.yaml"
-_START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
-_CLUSTER = "case"
 _MOST_NODES = 64
 
 
@@ -221,10 +219,10 @@ class _Play:
                 say("rulebook.field", field="nodes", text=say("rulebook.between", least=1, most=_MOST_NODES)),
             )
         self.rules, self.case = rules, case
-        self.clock = SimClock(_START)
-        self.slurm = ReplaySlurm(_CLUSTER, self.clock)
-        self.ledger = MemoryLedger(_CLUSTER, self.clock)
-        self.picture = Picture(_CLUSTER, watching_since=_START)
+        self.clock = SimClock(START)
+        self.slurm = ReplaySlurm(CLUSTER, self.clock)
+        self.ledger = MemoryLedger(CLUSTER, self.clock)
+        self.picture = Picture(CLUSTER, watching_since=START)
         self.names = [f"n{number}" for number in range(1, case.nodes + 1)]
         self.boots = dict.fromkeys(self.names, "boot1")
         self.shown: dict[str, dict[str, Any]] = {name: {} for name in self.names}
@@ -240,7 +238,7 @@ class _Play:
         self._walk([self._beat(name) for name in self.names])
         for index, step in enumerate(self.case.timeline):
             path = ("timeline", index)
-            at = _START + timedelta(seconds=_seconds((*path, "at"), step.at))
+            at = START + timedelta(seconds=_seconds((*path, "at"), step.at))
             if at < self.clock.now():
                 raise CaseWrong((*path, "at"), say("cases.too_early", at=step.at))
             if step.node not in self.names:
@@ -273,9 +271,9 @@ class _Play:
         boot = step.old_boot or (before if step.late != "0s" else self.boots[step.node])
         boot = None if step.unknown_boot else boot
         entries = [{"line": line, "time": when.isoformat()} for line in step.lines]
-        body = {"cluster": _CLUSTER, "node": step.node, "boot_id": boot, "entries": entries}
+        body = {"cluster": CLUSTER, "node": step.node, "boot_id": boot, "entries": entries}
         taken = kernel_log_observations(
-            body, lambda _c, _n: True, self.clock.now(), cluster=_CLUSTER, book=self.rules.kernel_lines
+            body, lambda _c, _n: True, self.clock.now(), cluster=CLUSTER, book=self.rules.kernel_lines
         )
         if taken.unrecognised or taken.rejected:
             raise CaseWrong((*path, "lines"), say("cases.unknown_line"))
@@ -287,9 +285,9 @@ class _Play:
             raise CaseWrong((*path, "found"), say("cases.no_detection_rule", name=found.rule))
         now = self.clock.now()
         if found.device is not None:
-            where = Component(cluster=_CLUSTER, device=found.device)
+            where = Component(cluster=CLUSTER, device=found.device)
         else:
-            where = Component(cluster=_CLUSTER, node=step.node, gpu=found.gpu, link=found.link, nic=found.nic)
+            where = Component(cluster=CLUSTER, node=step.node, gpu=found.gpu, link=found.link, nic=found.nic)
         digest = digest_of("found", rule.name, str(where), now.isoformat())
         evidence = Evidence(
             digest=digest, at=now, component=where, text=quoted(rule.title), sense=Sense.metrics
@@ -357,7 +355,7 @@ class _Play:
         return Observation(
             digest=digest_of("beat", name, now.isoformat()),
             kind=ObservationKind.heartbeat,
-            component=Component(cluster=_CLUSTER, node=name),
+            component=Component(cluster=CLUSTER, node=name),
             event_at=now,
             arrived_at=now,
             boot_id=self.boots[name],

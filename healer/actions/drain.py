@@ -22,6 +22,7 @@ from healer.actions.base import (
     Failed,
     Result,
     Skipped,
+    Unread,
     cause,
     first_logged,
     holder_of,
@@ -71,10 +72,23 @@ def _judge_drain(ctx: Context, node: SlurmNode) -> Result | None:
     if holder := _other_holder(ctx, node):
         # Another owner drained it just before. Their reason is never replaced (law 5).
         reason = node.reason or say("actions.drain_no_reason")
-        return Failed(say("actions.drain_holder", holder=holder, node=node.name, reason=reason), final=True)
+        why = say("actions.drain_holder", holder=holder, node=node.name, reason=reason)
+        return _left_to_them(ctx, why)
     if ctx.step.input.get("adopt") and not node.held:
         return Skipped(say("actions.drain_in_service", node=node.name), {"ends_run": True})
     return None
+
+
+def _left_to_them(ctx: Context, why: Said) -> Result:
+    """As where the gate sees their drain: it needs no question of a run that has requested nothing. The run
+    ends once the picture shows it, as the walk would begin another run by an older one."""
+    if ctx.run.by != "healer" or ctx.asked or ctx.reserved or last_drain_reason(ctx.log):
+        return Failed(why, final=True)
+    picture = ctx.tools.picture()
+    shown = picture.nodes.get(ctx.node) if picture is not None else None
+    if shown is None or _other_holder(ctx, shown) is None:
+        return Unread(why, LOOK_AGAIN_S)
+    return Skipped(why, {"ends_run": True})
 
 
 def _other_holder(ctx: Context, node: SlurmNode) -> Said | None:

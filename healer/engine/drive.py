@@ -627,7 +627,7 @@ class _Drive:
             return entry_of(self.run, intent, self.now(), StepEvent.waiting, result.text, data)
         if isinstance(result, Skipped) and verb in RESTARTING_VERBS:
             return self._permission(intent).no_restart(result.text, data)
-        if data.get("final") and verb is Verb.drain:
+        if verb is Verb.drain and (data.get("final") or isinstance(result, Skipped)):
             self._permission(intent).no_drain(self.tools.scheduler)
         use = None
         if isinstance(result, Done) and intent.step.wait in _READS_FACTS_AGAIN:

@@ -235,7 +235,7 @@ class StepPermission:
         return far
 
     def no_drain(self, scheduler: SlurmReads) -> None:
-        """Releases the slot after a drain that failed for good. Queries Slurm before the gate is locked."""
+        """Releases the slot after a drain that was not made. Queries Slurm before the gate is locked."""
         try:
             shown = scheduler.node(self.run.node or "")
         except SchedulerError:

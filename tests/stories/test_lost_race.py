@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from healer.model import LogEntry, Message, RunState, SlurmCall, StepEvent
+from healer.model import Guard, LogEntry, Message, RunState, Severity, SlurmCall, StepEvent
 from healer.playbooks.advance import UNDO
 from healer.ports.scheduling import NotAvailable, SchedulerUnavailable
 from healer.text import NO_WORDS
@@ -84,6 +84,38 @@ def test_a_drain_of_hers_that_she_lifted_before_is_no_lost_race() -> None:
     site.clock.advance(60)
     site.run_for(10, *site.say(1, LOST))
     assert site.node(1).reason.startswith("healer:gpu-lost")
+
+
+def test_a_drain_of_hers_that_no_poll_has_seen_yet_ends_the_run_without_a_question() -> None:
+    """As where the picture shows it: after her return the fault is history, and no one is paged for it."""
+    site = Site(10)
+    site.walk(*site.say(1, LOST))
+    site.clock.advance(2)
+    site.walk()
+    (run,) = site.runs
+    site.slurm.person_drain(NODE, "PSU", "ann")
+    polls, site.look = site.look, lambda: None  # type: ignore[method-assign]
+    site.run_for(12)
+    assert [one.id for one in site.runs] == [run.id], "no run after run by a picture without her drain"
+    site.look = polls  # type: ignore[method-assign]
+    site.run_for(5)
+    assert [(one.state, one.question) for one in site.runs] == [(RunState.done, None)]
+    (lost,) = (one for one in site.incidents if one.rule == "gpu-lost")
+    assert lost.held_by is Guard.ownership
+    assert site.node(1).reason == "PSU" and site.ledger.tables.slots == {}
+    site.slurm.resume(NODE)
+    site.run_for(60)
+    (lost,) = (one for one in site.incidents if one.rule == "gpu-lost")
+    assert (lost.severity, lost.known_bad_in_service) == (Severity.P2, False)
+
+
+def test_a_person_who_asked_for_a_drain_reads_who_was_first() -> None:
+    site = Site(10)
+    run = site.ask("drain", 1, by="bob")
+    site.slurm.person_drain(NODE, "PSU", "ann")
+    site.driver.drive(run)
+    (known,) = site.runs
+    assert known.state is RunState.stuck and "ann holds gpu0001" in (known.question or "")
 
 
 def test_reason_seen_only_by_a_poll_is_shown_in_its_incident() -> None:

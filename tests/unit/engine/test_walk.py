@@ -55,6 +55,7 @@ from tests.support.loop import (
     rules_in,
     shipped,
 )
+from tests.unit.engine.test_drive import Watched, fail
 
 REFERENCE = Reference(cluster=CLUSTER, kind="h100", node=name(1), at=START, by="ann", facts={})
 OTHER_GPU = FATAL.replace("9b:00", "ab:00")
@@ -268,20 +269,16 @@ def test_p0_ends_when_healer_may_act_after_all() -> None:
 
 def test_a_drain_that_does_not_work_is_p0_and_pages() -> None:
     """The run is stuck: healer cannot act, and the node still takes jobs."""
-    site = Site(10)
+    site = Site(10, scheduler=Watched)
+    site.scheduler.before = lambda call: fail(call, "drain", SchedulerRefused("Invalid user id", 2010))
     lost(site)
     settled(site)
-    site.on_checkpoint = lambda where: (
-        site.slurm.person_drain(name(1), "mine", "ann") if where == "started:drain" else None
-    )
-    site.drive()
-    site.slurm.resume(name(1))
     site.run_for(15)
     assert [run.state for run in site.runs] == [RunState.stuck]
     assert site.incident.severity is Severity.P0
     assert site.incident.known_bad_in_service
     assert [page.id for page in site.pages] == [f"{site.incident.id}:p0:20261120T03"]
-    assert "ann holds" in site.pages[0].text
+    assert "Invalid user id" in site.pages[0].text
 
 
 @pytest.mark.parametrize(

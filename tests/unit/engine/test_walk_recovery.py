@@ -38,7 +38,7 @@ from healer.sim import memory_ledger
 from healer.sim.ledger_tables import gate_facts
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, FATAL, LOST, Site, name, rules_in
-from tests.unit.engine.test_drive import Watched
+from tests.unit.engine.test_drive import Watched, fail
 
 
 def drained(site: Site, node: int = 1) -> str:
@@ -174,22 +174,18 @@ def test_a_slot_whose_run_was_cancelled_before_its_drain_is_freed() -> None:
 
 def test_a_run_that_cannot_drain_its_node_blocks_no_other() -> None:
     """One slot at a time and in an hour: what took nothing uses up neither."""
-    site = Site(32)
+    site = Site(32, scheduler=Watched)
     site.walk(*site.say(1, FATAL))
     site.clock.advance(3)
     site.walk()
-    site.on_checkpoint = lambda where: (
-        site.slurm.person_drain(name(1), "RMA", "ann") if where == "started:drain" else None
-    )
+    site.scheduler.before = lambda call: fail(call, "drain", SchedulerRefused("Invalid user id", 2010))
     site.drive()
-    site.on_checkpoint = lambda _: None
+    site.scheduler.before = lambda _: None
     (run,) = site.runs
     assert run.state is RunState.stuck
     assert site.ledger.tables.slots == {} and site.ledger.facts().granted == ()
     site.run_for(30, *site.say(9, FATAL))
     assert site.node(9).drain
-    site.slurm.resume(name(1))
-    site.run_for(2)
     site.retry(run.id, "drain")
     site.run_for(10)
     assert not site.node(1).drain, "it asks for a new slot, and the other has it"

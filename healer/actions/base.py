@@ -311,7 +311,7 @@ def last_drain_reason(log: Sequence[LogEntry]) -> str:
 
 def holds(node: SlurmNode) -> Said:
     """`ann holds`: the owner of the node's reason."""
-    return say("actions.holds", who=node.reason_user or say("actions.somebody"))
+    return say("actions.holds", who=node.reason_by or say("actions.somebody"))
 
 
 def reason_given(node: SlurmNode) -> str:

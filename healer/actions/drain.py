@@ -187,7 +187,7 @@ def _overwritten_drain(ctx: Context) -> SlurmNode | None:
 
 def _restore_reason(ctx: Context, theirs: SlurmNode) -> Failed:
     """Restores their reason and releases healer's slot: the node is theirs."""
-    who = theirs.reason_user or say("actions.somebody")
+    who = theirs.reason_by or say("actions.somebody")
     ctx.fence()
     try:
         ctx.tools.scheduler.drain(ctx.node, theirs.reason)

@@ -153,7 +153,7 @@ def _why_not_ours(node: SlurmNode, proposal: Proposal, facts: GateFacts) -> Said
         return None
     slurms_own = slurm_kind(node.reason) is not None or (not node.reason and not node.drain)
     if not slurms_own:
-        who = node.reason_user or say("decisions.somebody")
+        who = node.reason_by or say("decisions.somebody")
         reason = node.reason or say("decisions.without_reason")
         return say("decisions.taken_by_person", node=node.name, who=who, reason=reason)
     # Slurm's own DOWN ends by itself when the node registers, so healer's drain on top of it takes no
@@ -177,7 +177,7 @@ def _may_return(node: SlurmNode, facts: GateFacts) -> Answer:
         return allow(Guard.ownership, say("decisions.held_by_us", node=node.name, run=slot.run))
     if not node.held:
         return refuse(Guard.ownership, say("decisions.not_drained", node=node.name))
-    who = node.reason_user or say("decisions.somebody_else")
+    who = node.reason_by or say("decisions.somebody_else")
     if slurm_kind(node.reason):
         who = say("decisions.slurm_itself")
     reason = node.reason or say("decisions.no_reason_given")

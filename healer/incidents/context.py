@@ -109,7 +109,7 @@ def at_node(
         text = say("incidents.new_driver", version=version, time=f"{since:%H:%M:%S}")
         found.append(Activity(ContextKind.new_driver, text, since))
     if node.drain and not (is_ours(node.reason) or is_empty_reason(node.reason) or slurm_kind(node.reason)):
-        who = quoted(node.reason_user or "") or say("incidents.somebody")
+        who = quoted(node.reason_by) or say("incidents.somebody")
         text = say("incidents.drained_by", who=who, reason=quoted(node.reason))
         found.append(Activity(ContextKind.drained, text))
     return found

@@ -135,9 +135,13 @@ def owner_of(reason: str, user: str = "") -> ReasonOwner:
     program = _program(reason)
     if program is not None:
         return ReasonOwner(OwnerKind.program, program)
-    # Where Slurm appended words of its own, its user and time have replaced those of the person (d.9).
-    appended = any(slurm_kind(part) is not None for part in reason.split(_APPENDED)[1:])
-    return ReasonOwner(OwnerKind.person, "" if appended else user)
+    return ReasonOwner(OwnerKind.person, _author(reason, user))
+
+
+def _author(reason: str, user: str) -> str:
+    """`user`, or empty where Slurm appended words of its own: its user and time have replaced those of the
+    person then (d.9)."""
+    return "" if any(slurm_kind(part) is not None for part in reason.split(_APPENDED)[1:]) else user
 
 
 @lru_cache(maxsize=4096)
@@ -352,6 +356,11 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         if is_empty_reason(self.reason) and not self.drain:
             return SLURM
         return owner_of(self.reason, self.reason_user)
+
+    @property
+    def reason_by(self) -> str:
+        """The user who wrote its reason; empty if Slurm does not know, or no longer."""
+        return _author(self.reason, self.reason_user)
 
     @property
     def unknown_flags(self) -> tuple[str, ...]:

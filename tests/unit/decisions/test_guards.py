@@ -165,6 +165,12 @@ class TestOwnership:
         assert (result.outcome, result.guard) == (Outcome.refused, Guard.ownership)
         assert "alice" in result.why and "PSU swap" in result.why
 
+    @pytest.mark.parametrize("proposal", [drain(), propose(Verb.resume)], ids=["drain", "resume"])
+    def test_slurms_user_is_not_named_for_a_reason_to_which_slurm_appended(self, proposal):
+        known = facts(out("kernel update : reboot issued", "slurm-user"))
+        why = judge(proposal, known, rules(), NOW).why
+        assert "kernel update" in why and "someone" in why and "slurm-user" not in why
+
     def test_another_persons_reason_is_not_replaced_for_a_person_either(self):
         assert (
             judge(drain(by="bob"), facts(out("PSU swap", "alice")), rules(), NOW).outcome is Outcome.refused

@@ -39,7 +39,7 @@ from healer.model import (
     SlurmNode,
     SlurmSnapshot,
 )
-from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
+from healer.model.slurm import NodeStatus, is_empty_reason, is_ours, slurm_kind
 from healer.ports.scheduling import SchedulerUnavailable, UnknownNode
 from healer.text import Said, quoted, said_by, say
 
@@ -165,10 +165,9 @@ def node_answers(ctx: Context) -> Result:
         return Failed(say("actions.not_reached", node=node.name, state=state))
     if since := _recent_reports(ctx):
         return Failed(say("actions.answers_new_line", text=quoted(since[-1].text)), final=True)
-    return Done(
-        say("actions.answers_well", node=node.name, state=state),
-        {"state": list(node.state), "gpus": node.gpus},
-    )
+    asleep = node.status is NodeStatus.power_saving
+    text = say("actions.answers_off" if asleep else "actions.answers_well", node=node.name, state=state)
+    return Done(text, {"state": list(node.state), "gpus": node.gpus})
 
 
 def _recent_reports(ctx: Context) -> list[Evidence]:

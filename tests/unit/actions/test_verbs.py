@@ -21,6 +21,7 @@ from healer.actions import (
     StepClaim,
     Toolbox,
 )
+from healer.actions.base import reason_of
 from healer.model import (
     Command,
     Component,
@@ -45,6 +46,7 @@ from healer.ports.transactions import LeaseLost
 from healer.sim.sim_clock import SimClock
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, START, name
+from tests.support.under_test import Written
 
 NODE = name(1)
 INCIDENT = Incident(
@@ -382,6 +384,22 @@ def test_two_gpus_of_a_shared_node_hit_two_jobs() -> None:
 
 def test_an_answering_node_without_new_faults_is_fit() -> None:
     assert isinstance(Desk().act(CHECKS["node_answers"]), Done)
+
+
+@pytest.mark.parametrize("flag", ["POWERED_DOWN", "POWERING_DOWN"])
+def test_a_node_that_power_saving_switched_off_is_not_said_to_respond(flag: str) -> None:
+    """As Slurm 22.05 shows a drained node once SuspendTime is over. A person may return it: its next job
+    wakes it."""
+
+    class Asleep(Written):
+        def node(self, name: str) -> SlurmNode:
+            return msgspec.structs.replace(self.slurm.node(name), state=("IDLE", "DRAIN", flag))
+
+    desk = Desk()
+    desk.slurm.drain(NODE, reason_of(desk.ctx))
+    desk.use(scheduler=Asleep(desk.slurm))
+    answer = desk.act(CHECKS["node_answers"])
+    assert isinstance(answer, Done) and "responds" not in answer.text and flag in answer.text
 
 
 def test_evidence_of_before_the_run_is_no_new_fault() -> None:

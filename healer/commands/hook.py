@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from healer.commands import Failed, local, print_line, reading
-from healer.commands.remote import AS_JSON, add_group, print_json
+from healer.commands.remote import AS_JSON, YES, add_group, print_json
 from healer.commands.safe_url import check_senders
 from healer.text import said_by, say
 
@@ -20,7 +20,6 @@ _SLURM_CONF = typer.Option(
     os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"), "--slurm-conf", help="Slurm's configuration file."
 )
 _TO = typer.Option("/usr/local/lib/healer", "--to", help="The folder for healer-hook and what calls it.")
-_YES = typer.Option(False, "--yes", help="Do not ask for confirmation.")
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +34,7 @@ def install(
     *,
     url: str = typer.Option("", "--url", envvar="HEALER_URL", help="healer's address, for new settings."),
     token_file: str = typer.Option("/etc/healer/token", "--token-file", help="Its token, for new settings."),
-    yes: bool = _YES,
+    yes: bool = YES,
     json: bool = AS_JSON,
 ) -> None:
     """Install prolog, epilog and health check; shows the changes first. The site's own hooks keep running."""
@@ -47,7 +46,7 @@ def install(
     _confirm_and_apply(slurm_conf, to, make, yes=yes, json=json)
 
 
-def uninstall(slurm_conf: Path = _SLURM_CONF, to: Path = _TO, yes: bool = _YES, json: bool = AS_JSON) -> None:
+def uninstall(slurm_conf: Path = _SLURM_CONF, to: Path = _TO, yes: bool = YES, json: bool = AS_JSON) -> None:
     """Uninstall them; slurm.conf is restored byte for byte, the hook's settings stay."""
     from healer.commands.hook_install import removal
 

@@ -198,6 +198,8 @@ def _unreadable(setting: str, path: str, error: Exception) -> Said:
 #: Declared once, so that it reads the same everywhere.
 AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 REASON = typer.Option(..., "--reason", help="Reason, recorded in the audit.")
+#: Answers a command's own questions. Whether a second person must agree is the server's question.
+YES = typer.Option(False, "--yes", help="Do not ask for confirmation.")
 CLUSTER = typer.Option(None, "--cluster", help="The cluster, if there is more than one.")
 RulesFolder = Annotated[Path | None, typer.Option("--rules", help="The folder. Default: HEALER_RULES_DIR.")]
 

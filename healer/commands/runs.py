@@ -12,6 +12,7 @@ from healer.commands.remote import (
     AS_JSON,
     CLUSTER,
     REASON,
+    YES,
     Client,
     ClientError,
     Column,
@@ -111,6 +112,7 @@ def run(
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Show the planned steps and the guard results; do nothing."
     ),
+    yes: bool = YES,
     json: bool = AS_JSON,
 ) -> None:
     """Start a playbook on a node or a job. With several nodes, the guards check each one separately; a node
@@ -213,7 +215,11 @@ def _offer(offer: dict[str, Any]) -> Said:
 
 
 def approve(
-    run_id: str = RUN, reason: str = REASON, restart: list[str] = RESTART, json: bool = AS_JSON
+    run_id: str = RUN,
+    reason: str = REASON,
+    restart: list[str] = RESTART,
+    yes: bool = YES,
+    json: bool = AS_JSON,
 ) -> None:
     """Approve a run."""
     _on_run(run_id, "approve", given({"reason": reason, "restart": restart}), json)

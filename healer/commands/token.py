@@ -208,6 +208,7 @@ def revoke(
     token: str | None = typer.Argument(None, help="The token's id, or the token itself."),
     *,
     accounts_of: str | None = typer.Option(None, help="All service accounts of this person instead."),
+    json: bool = AS_JSON,
 ) -> None:
     """Revoke a token on all machines within a second. Its sessions end too."""
     if (token is None) is (accounts_of is None):
@@ -218,13 +219,16 @@ def revoke(
             rows = tokens.revoke_accounts(accounts_of, by=person(), now=now)
             if not rows:
                 raise Failed(say("commands.no_accounts", person=accounts_of))
-            ended = [f"{row.id} {row.name}" for row in rows]
+            ended = {row.id: f"{row.id} {row.name}" for row in rows}
         else:
             identity = id_in(token or "")
             if not tokens.revoke(identity, by=person(), now=now):
                 raise Failed(say("commands.no_such_token", id=identity))
-            ended = [identity]
-    for line in ended:
+            ended = {identity: identity}
+    if json:
+        print_json([{"id": identity} for identity in ended])
+        return
+    for line in ended.values():
         print_line(say("commands.revoked", what=line))
 
 

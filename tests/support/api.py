@@ -148,6 +148,12 @@ RULES = Ruleset(
             target="node",
             steps=(Step(id="drain", do=Verb.drain), Step(id="move", do=Verb.requeue, for_each="jobs_agreed")),
         ),
+        "power-cycle": Playbook(
+            name="power-cycle",
+            title="Cut the power",
+            target="node",
+            steps=(Step(id="cut", do=Verb.power_cycle),),
+        ),
         "collect": Playbook(
             name="collect",
             title="Collect evidence",

@@ -176,6 +176,17 @@ def test_a_run_that_waits_is_approved(healer: Healer, served: tuple[Api, httpx.C
     assert healer("approve", "r1", "--reason", "seen").stdout == "run r1: running\n"
 
 
+def test_yes_is_taken_where_a_person_acts_and_never_stands_for_a_second_one(healer: Healer) -> None:
+    """As scripts give it; ann requests and approves."""
+    made = healer("run", "power-cycle", "--node", "gpu0001", "--reason", "dead", "--yes", "--json")
+    run = json.loads(made.stdout)
+    assert run["state"] == "held"
+    refused = healer("approve", run["id"], "--reason", "mine", "--yes")
+    assert isinstance(refused.exception, Failed) and "second person" in str(refused.exception)
+    (left,) = json.loads(healer("runs", "--json").stdout)
+    assert (left["state"], left["approved_by"]) == ("held", None)
+
+
 def test_an_approved_run_that_a_guard_holds_says_why(
     healer: Healer, served: tuple[Api, httpx.Client]
 ) -> None:
@@ -372,7 +383,8 @@ def test_a_token_is_printed_once_and_revoked(healer: Healer, served: tuple[Api, 
     listed = healer("token", "list", "--json").stdout
     assert token.split("_")[1] in listed
     assert token.split("_", 2)[2] not in listed
-    assert healer("token", "revoke", token).exit_code == 0
+    ended = healer("token", "revoke", token, "--json")
+    assert json.loads(ended.stdout) == [{"id": token.split("_")[1]}]
     assert isinstance(healer("token", "revoke", token).exception, Failed)
     link = healer("token", "create", "--role", "viewer", "--once").stdout
     assert "/sign-in?token=heal_" in link

@@ -81,6 +81,7 @@ from healer.model.incident import (
     VerdictAt,
     by_opening,
     probations,
+    worst_verdict,
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
 from healer.model.node import (

@@ -231,6 +231,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.doubt) or any(evidence.relayed_by for evidence in self.evidence)
 
 
+def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
+    """`healthy` if there are none."""
+    return max(verdicts, key=list(Verdict).index, default=Verdict.healthy)
+
+
 def by_opening(incident: Incident) -> tuple[datetime, str, str]:
     """Sort key: the oldest first; of those opened at once, by place. Ids alone would order them by a hash."""
     return incident.opened, str(incident.root), incident.id

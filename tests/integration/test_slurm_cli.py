@@ -50,6 +50,27 @@ def test_switches_are_listed_leaf_first(small: RealSlurm) -> None:
     assert hands(small).topology() == {"gpu0001": ("leaf1", "spine"), "gpu0002": ("leaf2", "spine")}
 
 
+def test_each_component_of_a_het_job_keeps_its_own_exclusions(small: RealSlurm) -> None:
+    """Slurm keeps the first off the node that the second requires: with the list of the first, the second
+    would wait for a node that it must not use, for good."""
+    options = ["--parsable", "--chdir=/", "--output=/dev/null", "--begin=now+300"]
+    job = small.run("sbatch", *options, "--nodes=1", ":", "--nodelist=gpu0002", "--wrap", "true").strip()
+    slurm = hands(small)
+
+    def excluded() -> list[tuple[str, ...]]:
+        parts = [part for part in slurm.snapshot().jobs.values() if part.leader == job]
+        return [part.excluded for part in sorted(parts, key=lambda part: part.het_offset or 0)]
+
+    try:
+        assert excluded() == [("gpu0002",), ()]
+        slurm.exclude(job, ["gpu0002", "gpu0001"])
+        assert [set(off) for off in excluded()] == [{"gpu0001", "gpu0002"}, {"gpu0001"}]
+        slurm.exclude(job, ["gpu0002"])
+        assert excluded() == [("gpu0002",), ()]
+    finally:
+        slurm.cancel(job)
+
+
 def test_a_job_that_is_being_configured_holds_its_node(small: RealSlurm) -> None:
     """While PrologSlurmctld runs or a node boots for it, squeue calls a job CF and no longer R."""
     waits = small.directory / "late"

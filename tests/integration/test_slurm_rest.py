@@ -219,6 +219,22 @@ def test_exclusions_are_set_and_taken_back(small: TrixieSlurm, scheduler: RestSc
     assert job_of(scheduler, job).excluded == ()
 
 
+def test_each_component_of_a_het_job_keeps_its_own_exclusions(
+    small: TrixieSlurm, scheduler: RestScheduler
+) -> None:
+    """By its id, slurmrestd changed the leader alone: another component could start on the excluded node."""
+    options = ("--parsable", "--chdir=/", "--output=/dev/null", "--begin=now+300", "--nodes=1")
+    job = small.run("sbatch", *options, ":", "--nodelist=gpu0002", "--wrap", "true").strip()
+    scheduler.exclude(job, ["gpu0002", "gpu0001"])
+    parts = [part for part in scheduler.snapshot().jobs.values() if part.leader == job]
+    lists = {part.het_offset: set(part.excluded) for part in parts}
+    assert lists == {
+        0: {"gpu0001", "gpu0002"},
+        1: {"gpu0001"},
+    }
+    scheduler.cancel(job)
+
+
 # --- tokens and rights
 
 

@@ -132,7 +132,10 @@ class CliScheduler(CliReads, SlurmAdapter):
 
     def exclude(self, job: str, nodes: Sequence[str]) -> None:
         names = [words.checked_node(name) for name in nodes]
-        self._update_job(job, words.command_id(self._single(job)), f"ExcNodeList={','.join(names)}")
+        for part, off in self._exclusions(self._single(job), names):
+            # By the leader's plain id, Slurm gives all components the same list.
+            target = f"{part.het_job}+0" if part.id == part.het_job else words.command_id(part)
+            self._update_job(job, target, f"ExcNodeList={','.join(off)}")
 
     def signal(self, job: str, name: str) -> None:
         """Only for a running job: scancel retries others for minutes (seen on 22.05)."""

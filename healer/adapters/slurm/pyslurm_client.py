@@ -56,11 +56,12 @@ class PyslurmScheduler(PyslurmReads, SlurmAdapter):
 
     def exclude(self, job: str, nodes: Sequence[str]) -> None:
         names = [words.checked_node(name) for name in nodes]
-        target = self._raw_id(job)
-        if not names:
+        parts = self._exclusions(self._single(job), names)
+        if not all(off for _, off in parts):
             raise _clears_nothing(SlurmCall.exclude)
-        changes = {"excluded_nodes": names}
-        self._ask(say("slurm.job_exclude", job=job), "change_job", job=target, changes=changes)
+        for part, off in parts:
+            changes = {"excluded_nodes": off}
+            self._ask(say("slurm.job_exclude", job=job), "change_job", job=int(part.id), changes=changes)
 
     def signal(self, job: str, name: str) -> None:
         self._to_processes(SlurmCall.signal, job, "signal", name=f"SIG{words.checked_signal(name)}")

@@ -119,8 +119,9 @@ class RestScheduler(RestReads, SlurmAdapter):
 
     def exclude(self, job: str, nodes: Sequence[str]) -> None:
         # An empty list changes nothing; one empty name removes the exclusions (seen on 24.11).
-        names = [words.checked_node(node) for node in nodes] or [""]
-        self._change_job(self._single(job), "excluded", {"excluded_nodes": names})
+        names = [words.checked_node(node) for node in nodes]
+        for part, off in self._exclusions(self._single(job), names):
+            self._change_job(part, "excluded", {"excluded_nodes": off or [""]})
 
     def signal(self, job: str, name: str) -> None:
         body = {"signal": words.checked_signal(name), "flags": ["FULL_JOB"]}

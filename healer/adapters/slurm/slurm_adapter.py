@@ -138,6 +138,18 @@ class SlurmAdapter(SlurmReader):
             jobs = self._all_jobs()
         return [part for part in jobs.values() if part.het_job == job.het_job]
 
+    def _exclusions(self, job: SlurmJob, nodes: Sequence[str]) -> list[tuple[SlurmJob, list[str]]]:
+        """What each component of the job is to exclude, the job itself last: its list shows whether this was
+        done. Each has a list of its own: Slurm keeps a component off the nodes that another one requires."""
+        gone = set(job.excluded) - set(nodes)
+        more = [node for node in nodes if node not in job.excluded]
+        lists = [
+            (part, [node for node in dict.fromkeys((*part.excluded, *more)) if node not in gone])
+            for part in self._components(job)
+            if part.id != job.id
+        ]
+        return [*lists, (job, list(nodes))]
+
     def _must_have(self, call: SlurmCall) -> None:
         if call in self.unavailable():
             raise self._lacking(call)

@@ -19,6 +19,7 @@ from healer.api.edge import speak_to
 from healer.api.site_address import SiteNames
 from healer.console.pages import Pages, Sources
 from healer.console.router import Console
+from healer.console.views.buttons import nothing_bars
 from healer.console.views.runs_view import asks
 from healer.incidents.node_history import similar_to
 from healer.model import (
@@ -78,7 +79,7 @@ from healer.ports.directory import SessionRow
 from healer.ports.measurements import Devices
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries, RunQuery
 from healer.ports.request_errors import Invalid
-from healer.text import read_said, say, to_stored, to_text
+from healer.text import Said, read_said, say, to_stored, to_text
 from tests.support import console_blocks, console_desk, console_stories, console_telemetry, console_tokens
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
@@ -526,6 +527,8 @@ class Site:
         self.granted: Granted | None = None
         #: The one cluster of mara's token.
         self.bound_to: str | None = None
+        #: Why mara may not approve a run.
+        self.bars: Callable[[Run], Said | None] = nothing_bars
         self.pressed: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.refuse: dict[str, Any] | None = None
         self.tokens = {"good"}
@@ -544,6 +547,7 @@ class Site:
                 clock=clock or (lambda: NOW),
                 unknown=lambda cluster, limit: console_telemetry.unknown_series()[:limit],
                 arriving=lambda cluster, limit: console_telemetry.arriving(),
+                bars=lambda by: self.bars,
                 modes=_HeadMode(dict.fromkeys(others, Mode.auto)),
                 cases=lambda: {shipped().rules[0].name: 3},
                 self_health=lambda _: self.own,

@@ -22,6 +22,7 @@ from healer.model import (
     Verb,
 )
 from healer.ports.answers import Standing
+from healer.text import say
 from tests.support.console_sample import CLUSTER, NOW, Sample
 from tests.support.console_site import Site, make_sample, standing_of
 
@@ -89,6 +90,22 @@ def test_only_who_may_act_sees_buttons(sample: Sample, role: Role, presses: bool
     assert ("/approve" in main) is presses
     assert ("Only operators can approve or reject." in main) is not presses
     assert main.count("<article") == 3 and "held runs" in main
+
+
+@pytest.mark.parametrize("path", ["/approvals", "/runs/{run}", "/incidents/{incident}"])
+def test_who_may_not_approve_reads_why_beside_the_disabled_button(sample: Sample, path: str) -> None:
+    site = Site(sample)
+    site.bars = lambda run: say("engine.second_person")
+    waits = next(
+        one.run
+        for one in sample.runs.values()
+        if one.run.incident and one.run.state is RunState.waiting_approval
+    )
+    asked = path.format(run=waits.id, incident=waits.incident)
+    page = TestClient(site.app).get(asked, headers=COOKIE).text
+    approve = page[page.index(f'data-act="/api/v1/runs/{waits.id}/approve"') :]
+    assert " disabled>" in approve[: approve.index("</button>")]
+    assert "A step that cannot be undone needs a second person: you requested it yourself" in approve
 
 
 def test_many_are_cut_and_what_was_written_stays_text(sample: Sample) -> None:

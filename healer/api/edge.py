@@ -345,7 +345,7 @@ class Edge:
                     receive = await self._whole_body(asked.headers, scope, receive)
             # The server leaves the body of HEAD out. A stream has none that ends.
             head = scope["method"] == "HEAD" and not scope["path"].endswith(_STREAM)
-            await self.app(scope | {"method": "GET"} if head else scope, receive, answer)
+            await self.app({**scope, "method": "GET"} if head else scope, receive, answer)
         except asyncio.CancelledError:  # only by uvicorn, which would answer 500 as text
             if started:
                 raise

@@ -359,6 +359,8 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
         # A different guard is stored, changed figures alone are not.
         if _without_figures(why) != _without_figures(run.question or ""):
             walk.tx.set_run_state(run.id, run.state, why=why, at=walk.now, question=why)
+            if not taken:  # pages and buttons go by the guard that holds it now
+                walk.tx.add_decision(decision_of(proposal, verdict, walk.now))
         return
     decision = decision_of(proposal, verdict, walk.now)
     walk.tx.add_decision(decision)

@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from healer.model import APPROVAL_LASTS, Message, Mode, Playbook, RunState, Severity, Step, Verb
+from healer.model import APPROVAL_LASTS, Guard, Message, Mode, Playbook, Run, RunState, Severity, Step, Verb
 from healer.text import from_stored, to_stored
 from tests.support.loop import DEGRADED, LOST, START, Site, name, rules_in, shipped
 
@@ -94,3 +94,22 @@ def test_a_second_question_of_the_same_run_is_a_page_of_its_own() -> None:
         log.append(from_stored(to_stored(done), type(log[-1])))
         site.run_for(2)
     assert len(pages(site)) == 2
+
+
+def test_the_decision_of_a_held_request_is_that_of_the_guard_that_holds_it_now() -> None:
+    """Else the pages name a pause that is over, and not that a second person is needed."""
+    cut = Playbook(name="cut", title="Cut", target="node", steps=(Step(id="cut", do=Verb.power_cycle),))
+    site = Site(8, rules=rules_in(Mode.auto, playbooks=shipped().playbooks | {"cut": cut}))
+    site.pause()
+    run = Run(
+        id="r-hand", cluster="pod1", playbook="cut", state=RunState.held, by="ann", reason="dead",
+        created_at=site.now, node=name(1),
+    )  # fmt: skip
+    with site.ledger.transaction() as tx:
+        tx.create_run(run)
+    site.run_for(5)
+    site.end_pause()
+    site.run_for(5)
+    decided = [one.guard for one in site.ledger.tables.decisions if one.run == run.id]
+    assert decided == [Guard.pause, Guard.approval]
+    assert site.ledger.tables.runs[run.id].state is RunState.held

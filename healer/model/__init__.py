@@ -252,5 +252,4 @@ from healer.model.vocabulary import (
     Severity,
     Verb,
     Verdict,
-    worst_verdict,
 )

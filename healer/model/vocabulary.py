@@ -57,11 +57,6 @@ class Verdict(StrEnum):
     isolate = "isolate"
 
 
-def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
-    """`healthy` if there are none."""
-    return max(verdicts, key=list(Verdict).index, default=Verdict.healthy)
-
-
 class Cause(StrEnum):
     """The verdict on an incident's cause."""
 

@@ -46,7 +46,7 @@ def node(*state: str, reason: str = "", user: str = "") -> SlurmNode:
         ("healer:gpu-lost inc:01234567 x", None),
         ("healer:gpu-lost inc:01234567 x : reboot issued", None),
         ("healer:gpu-lost inc:01234567 x RMA 4711", "ann holds"),
-        ("healer:gpu-lost inc:01234567 x RMA 4711 : Not responding", "ann holds"),
+        ("healer:gpu-lost inc:01234567 x RMA 4711 : Not responding", "Someone holds"),
         ("healer:gpu-hot inc:89abcdef y", None),
     ],
 )

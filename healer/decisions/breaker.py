@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.decisions.node_facts import place_of, planned_window, settings_of
-from healer.incidents.certainty import lacks_senses, unproven_senders
+from healer.incidents.certainty import agreed_at, lacks_senses, unproven_senders
 from healer.model import (
     REMOVING_VERBS,
     Breaker,
@@ -65,7 +65,7 @@ def storm_roots(
             continue
         if unproven_senders(incident) or lacks_senses(incident, rule, now):
             continue
-        began = incident.seen_again or incident.opened
+        began = max(incident.seen_again or incident.opened, agreed_at(incident, rule))
         if began <= now - STORM_WINDOW or incident.node_was_out or incident.plan or incident.merged_into:
             continue
         seen = facts.slurm_node(node)

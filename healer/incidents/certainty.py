@@ -123,6 +123,22 @@ def lacks_senses(incident: Incident, rule: Rule, now: datetime) -> bool:
     return rule.senses > 1 and len(senses_of(incident, now)) < rule.senses
 
 
+def agreed_at(incident: Incident, rule: Rule | None) -> datetime:
+    """When as many senses agreed as the rule needs (None: one), by the evidence kept, and not before the
+    incident was opened: a storm of second senses may come long after the first ones."""
+    if rule is None or rule.senses <= 1:
+        return incident.opened
+    reports = sorted(
+        (item.arrived_at or item.at, item.sense, named_part(item.component)) for item in _of_root(incident)
+    )
+    heard: list[SenseReport] = []
+    for at, sense, part in reports:
+        heard.append(SenseReport(sense=sense, at=at, part=part))
+        if not lacks_senses(msgspec.structs.replace(incident, heard=tuple(heard)), rule, at):
+            return max(at, incident.opened)
+    return incident.opened
+
+
 def senses_text(senses: tuple[Sense, ...]) -> Said:
     """`metrics and step times`"""
     return joined((say(f"incidents.sense_{sense}") for sense in senses), "and")

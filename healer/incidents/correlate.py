@@ -478,9 +478,9 @@ def _open_or_grow_wave(book: Book, rule: Rule, limit: int) -> None:
     newest = max(members, key=lambda incident: incident.opened, default=None)
     open_wave = wave_of(book, rule, newest.root.node if newest else None)
     if open_wave is not None:
-        wave = wave_going_on(open_wave, members, book.places, book.picture)
+        wave = wave_going_on(open_wave, members, book.places, book.picture, rule)
     else:
-        wave = wave_among(members, book.places, book.picture, limit, book.now)
+        wave = wave_among(members, book.places, book.picture, limit, book.now, rule)
     if wave is None:
         return
     title = wave_title(wave, rule)

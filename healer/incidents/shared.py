@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from healer.detection.readings import gpu_model
+from healer.incidents.certainty import agreed_at
 from healer.incidents.incident_verdict import uncapitalised
 from healer.model import (
     HARDWARE,
@@ -242,10 +243,15 @@ def may_be_of_wave(incident: Incident, rule: Rule, places: Places) -> bool:
 
 
 def wave_among(
-    members: Sequence[Incident], places: Places, picture: Picture, limit: int, now: datetime
+    members: Sequence[Incident],
+    places: Places,
+    picture: Picture,
+    limit: int,
+    now: datetime,
+    rule: Rule | None = None,
 ) -> Wave | None:
     """The wave that these incidents of one rule form, oldest first; None: too few."""
-    storm = [incident for incident in members if now - incident.opened < STORM_WINDOW]
+    storm = [incident for incident in members if now - agreed_at(incident, rule) < STORM_WINDOW]
     if _node_count(storm) >= limit:
         return _wave(storm, places, picture, say("incidents.in_5_min"))
     by_version: dict[tuple[str, str], list[Incident]] = {}
@@ -268,11 +274,17 @@ def wave_continues(wave: Incident, node: str | None, picture: Picture, now: date
 
 
 def wave_going_on(
-    wave: Incident, members: Sequence[Incident], places: Places, picture: Picture
+    wave: Incident,
+    members: Sequence[Incident],
+    places: Places,
+    picture: Picture,
+    rule: Rule | None = None,
 ) -> Wave | None:
     """The wave with new members; None if there are none."""
     parts = set(wave.affected)
-    theirs = [incident for incident in members if incident.root in parts or incident.opened >= wave.opened]
+    theirs = [
+        incident for incident in members if incident.root in parts or agreed_at(incident, rule) >= wave.opened
+    ]
     if all(incident.root in parts for incident in theirs):
         return None
     return _wave(theirs, places, picture, _since(wave), wave.affected)

@@ -7,6 +7,7 @@ import msgspec
 from healer.incidents.certainty import add_reports, senses_of, senses_text
 from healer.model import (
     EVIDENCE_KEPT,
+    BreakerState,
     CommandKind,
     Component,
     Detections,
@@ -208,6 +209,19 @@ def test_step_times_of_one_job_alone_open_neither_breaker_nor_wave() -> None:
     site.walk(*site.say(20, LOST))
     site.pass_time(10)
     assert site.node(20).drain, "nothing that a job reports holds what a kernel reports"
+
+
+def test_second_senses_that_come_together_are_a_storm_however_late_they_come() -> None:
+    site = SlowSite(rules=rules_in())
+    for node in range(1, 9):
+        site.find("straggler", node=node, gpu=0)
+    site.pass_time(360)
+    assert site.ledger.tables.breaker.state is BreakerState.closed
+    for node in range(1, 9):
+        site.find("straggler", "unusual-node", node=node, gpu=0)
+    site.pass_time(5)
+    assert site.ledger.tables.breaker.state is BreakerState.open
+    assert "wave" in open_rules(site)
 
 
 def test_a_slow_job_keeps_no_other_incident_from_opening_and_none_from_acting() -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 import msgspec
@@ -70,6 +70,7 @@ from healer.model import (
     Run,
     RunState,
     Severity,
+    StepEvent,
     Verb,
 )
 from healer.model.run import run_id
@@ -503,13 +504,24 @@ def ticket_held(walk: Walk) -> None:
 def _waits_for_people(walk: Walk, incident: Incident, run: Run) -> bool:
     """Whether the open breaker or the floor holds the run; the floor, which may hold for seconds, for as long
     as a P0 lasts before it pages."""
+    begun = run.state is RunState.running
     guard = incident.held_by if run.state is RunState.held and run.mode is Mode.auto else None
-    if run.state is RunState.running and run.question and not (run.shadow or holds_slot(walk.gate, run)):
+    if begun and run.question and not (run.shadow or holds_slot(walk.gate, run)):
         # It began, and the worker's own look at the gate holds its drain.
         guard = judge(proposal_of(run, Verb.drain, incident), walk.gate, walk.rules, walk.now).guard
     if guard is Guard.breaker:
         return walk.gate.breaker.state is BreakerState.open
-    return guard is Guard.floor and walk.now - (incident.p0_since or run.created_at) >= PAGE_AFTER
+    if guard is not Guard.floor:
+        return False
+    since = incident.p0_since or (_held_since(walk, incident, run) if begun else run.created_at)
+    return walk.now - since >= PAGE_AFTER
+
+
+def _held_since(walk: Walk, incident: Incident, run: Run) -> datetime:
+    """A plan may have waited for hours before its drain was held."""
+    log = walk.tx.steps_of(incident)
+    held = (entry.at for entry in log if entry.run == run.id and entry.event is StepEvent.held)
+    return max(held, default=walk.now)
 
 
 def unfold_released(walk: Walk) -> None:

@@ -55,6 +55,7 @@ from tests.support.loop import (
     rules_in,
     shipped,
 )
+from tests.support.slow import SlowSite
 from tests.unit.engine.test_drive import Watched, fail
 
 REFERENCE = Reference(cluster=CLUSTER, kind="h100", node=name(1), at=START, by="ann", facts={})
@@ -520,6 +521,30 @@ def test_a_hold_by_the_floor_for_seconds_opens_no_ticket_and_no_page(begun: bool
     site.slurm.resume(name(1))
     site.run_for(5)
     assert site.node(9).drain and not site.pages
+
+
+def test_a_hold_by_the_floor_for_seconds_opens_no_ticket_for_a_plan_that_waited_before() -> None:
+    site = SlowSite(20, rules=rules_in())
+    job = site.slurm.add_job(required=[name(9)])
+    site.look()
+
+    def goes_on(seconds: int, step_s: int = 1) -> None:
+        for _ in range(seconds // step_s):
+            site.clock.advance(step_s)
+            site.find("straggler", "gpu-hot", node=9, gpu=0)
+            site.drive()
+
+    goes_on(600, step_s=30)
+    for number in (1, 2):
+        site.slurm.drain(name(number), "power supply")
+    site.slurm.complete(job)
+    goes_on(9)
+    (run,) = site.runs
+    assert "capacity floor" in (run.question or "")
+    slow = next(one for one in site.open_incidents if one.rule == "straggler")
+    assert (slow.severity, _tickets(site, slow)) == (Severity.P2, [])
+    goes_on(10)
+    assert [one.stage for one in _tickets(site, slow)] == [TicketStage.opened]
 
 
 def test_an_open_breaker_opens_no_ticket_for_a_rule_that_only_suggests() -> None:

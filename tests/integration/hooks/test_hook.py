@@ -35,6 +35,7 @@ from tests.support.hooks import (
     unused_url,
     with_process,
 )
+from tests.support.processes import clean_environ
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.heavy
@@ -404,6 +405,18 @@ def test_a_spool_that_others_may_read_keeps_reports_and_no_one_else_can_block_it
     os.close(folder)
     assert node.spooled == []
     assert {name.stat().st_mode & 0o077 for name in node.spool.iterdir()} <= {0}
+
+
+def test_what_waits_is_sent_from_a_disk_that_has_become_read_only(node: HookNode, healer: Healer) -> None:
+    """Such a disk is a fault, and what waits on it may say why."""
+    healer.status = 503
+    node.run("epilog")
+    healer.status = 202
+    healer.requests.clear()
+    inner = f'mount --bind {node.spool} {node.spool} && mount -o remount,bind,ro {node.spool} && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", inner, "sh", *node.command("prolog")]
+    subprocess.run(command, env={**clean_environ(), "SLURMD_NODENAME": "gpu0001"}, check=True, timeout=60)
+    assert [[one["hook"] for one in reports] for _, _, reports in healer.requests] == [["epilog", "prolog"]]
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o777])

@@ -186,13 +186,19 @@ def _recent_reports(ctx: Context) -> list[Evidence]:
 
 def lines_since(ctx: Context, since: datetime) -> list[Evidence]:
     """What speaks against returning the run's node since then: lines of its incident, and of other fatal
-    faults of the node, which came after the remedy and which no test of that remedy is meant to find."""
+    faults of the node, which came after the remedy and which no test of that remedy is meant to find. Without
+    those of the worse incident to which healer's own run leaves the node at its return."""
+    found = ctx.claim.history(since).incidents
+    own = next((incident for incident in found if incident.id == ctx.run.incident), ctx.incident)
+    worse = own.worse if own is not None and ctx.run.by == "healer" else None
     others = (
         other
-        for other in ctx.claim.history(since).incidents
-        if other.id != ctx.run.incident and other.is_open and other.fault_class is FaultClass.fatal
+        for other in found
+        if other.id not in (ctx.run.incident, worse)
+        and other.is_open
+        and other.fault_class is FaultClass.fatal
     )
-    reporting = (*others, ctx.incident) if ctx.incident is not None else others
+    reporting = (*others, own) if own is not None else others
     return [line for incident in reporting for line in reported_since(incident, ctx.node, since)]
 
 

@@ -294,6 +294,8 @@ def approve(
     A run that waits for an approval at one of its steps continues from there; a run that has not begun is
     judged by the gate. The gate is locked before the run, in the same order as in the walk.
     """
+    if why := _why_account(order.by):
+        raise Forbidden(why)
     facts = tx.lock_gate()
     run, now = locked_run(tx, order.about), order.at
     refused_before = run.state in ASKING and run.approved_by != order.by
@@ -361,11 +363,15 @@ def _id_and_state(run: Run) -> dict[str, str]:
     return {"run": run.id, "state": say(f"words.run_{run.state}")}
 
 
+def _why_account(name: str) -> Said | None:
+    return None if is_person(name) else say("engine.accounts_never_approve", name=name)
+
+
 def why_not_approve(run: Run, playbook: Playbook, approver: Approver, rules: Ruleset) -> Said | None:
     """Why this approver may not approve the run, in one sentence; None if they may. If a service account
     requested the run, its owner counts as the requester."""
-    if not is_person(approver.name):
-        return say("engine.accounts_never_approve", name=approver.name)
+    if why := _why_account(approver.name):
+        return why
     if not broke_glass(approver.name) and (why := _why_no_person(run, approver, rules)):
         return why
     groups = approver.person.groups if approver.person else ()

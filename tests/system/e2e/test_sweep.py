@@ -177,6 +177,9 @@ def test_a_wrong_answer_is_a_finding_and_no_drain(sweeps: Sweeps) -> None:
     assert "plays (GPU 3: a wrong answer in fp32) failed" in sweeps.ended(run)["text"]
     found = site.incident(node)
     assert (found["rule"], found["severity"], found["state"]) == ("sweep-failed", "P2", "open")
+
+    def proposed() -> list[str]:
+        return [one["state"] for one in site.runs(node) if one["playbook"] == "validate"]
+
+    assert wait_until(proposed, 10, what="the finding has settled") == ["proposed"]
     assert site.node(node).in_service and site.drains(node) == 0
-    proposed = [one for one in site.runs(node) if one["playbook"] == "validate"]
-    assert [one["state"] for one in proposed] == ["proposed"]

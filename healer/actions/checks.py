@@ -189,8 +189,8 @@ def lines_since(ctx: Context, since: datetime) -> list[Evidence]:
     faults of the node, which came after the remedy and which no test of that remedy is meant to find. Without
     those of the worse incident to which healer's own run leaves the node at its return."""
     found = ctx.claim.history(since).incidents
-    own = next((incident for incident in found if incident.id == ctx.run.incident), ctx.incident)
-    worse = own.worse if own is not None and ctx.run.by == "healer" else None
+    treated = next((incident for incident in found if incident.id == ctx.run.incident), ctx.incident)
+    worse = treated.worse if treated is not None and ctx.run.by == "healer" else None
     others = (
         other
         for other in found
@@ -198,7 +198,7 @@ def lines_since(ctx: Context, since: datetime) -> list[Evidence]:
         and other.is_open
         and other.fault_class is FaultClass.fatal
     )
-    reporting = (*others, own) if own is not None else others
+    reporting = (*others, treated) if treated is not None else others
     return [line for incident in reporting for line in reported_since(incident, ctx.node, since)]
 
 

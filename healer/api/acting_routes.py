@@ -25,7 +25,7 @@ from healer.api.access import (
 )
 from healer.api.db_health import Fleet
 from healer.api.documents import answers
-from healer.api.granted import bars_approval, may_use
+from healer.api.granted import bars_approval, bars_change, may_use
 from healer.api.lanes import COMMANDS, PAUSES, LaneRouter
 from healer.api.problems import Problem, field_error, not_in_slurm
 from healer.api.request_fields import (
@@ -308,12 +308,10 @@ def _on_run(
     services = services_of(request)
     run = allowed_run(request, caller, id)
     check_served(services, run.cluster)
-    if not may_use(caller, ALLOWED[Role.operator], run.cluster, run.playbook):
-        why = say("api.granted_not_this_playbook", playbook=run.playbook, cluster=run.cluster)
+    bars = bars_approval if verb == "approve" else bars_change
+    if why := bars(caller, ALLOWED[Role.operator], run):
         raise _refusal(request, caller, why)
     if verb == "approve":
-        if why := bars_approval(caller, ALLOWED[Role.operator], run):
-            raise _refusal(request, caller, why)
         check_fresh(services, caller, services.rules().playbooks.get(run.playbook))
     command = getattr(services.runs, verb)
 

@@ -99,10 +99,17 @@ def may_use(caller: Caller, roles: Collection[Role], cluster: str, playbook: str
     )
 
 
+def bars_change(caller: Caller, roles: Collection[Role], run: Run) -> Said | None:
+    """Why this token or session may not change the run; None if it may."""
+    if may_use(caller, roles, run.cluster, run.playbook):
+        return None
+    return say("api.granted_not_this_playbook", playbook=run.playbook, cluster=run.cluster)
+
+
 def bars_approval(caller: Caller, roles: Collection[Role], run: Run) -> Said | None:
-    """Why this token or session may not approve the run, apart from its person; None if it may."""
-    if not may_use(caller, roles, run.cluster, run.playbook):
-        return say("api.granted_not_this_playbook", playbook=run.playbook, cluster=run.cluster)
+    """Why it may not approve the run, apart from its person; None if it may."""
+    if why := bars_change(caller, roles, run):
+        return why
     if caller.session is not None and caller.session.proven_at == UNPROVEN:
         return say("api.host_never_approves")
     return None

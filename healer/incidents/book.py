@@ -343,9 +343,9 @@ class Book:
         held = shown is not None and (shown.drain or shown.base == "DOWN")
         foreign = shown if shown and held and shown.reason and not is_ours(shown.reason) else None
         owner = foreign.owner if foreign else None
-        # A measured fault that is not fatal has lasted for its rule's time already.
-        measured = finding.fault_class is not FaultClass.fatal and finding.evidence[0].sense in MEASURED
-        settle_s = 0.0 if measured else self.rules.settle_s
+        # A measured fault that is not fatal needs no settling: it has lasted for its rule's time.
+        has_lasted = finding.fault_class is not FaultClass.fatal and finding.evidence[0].sense in MEASURED
+        settle_s = 0.0 if has_lasted else self.rules.settle_s
         opened = Incident(
             id=incident_id(self.picture.cluster, rule.name, where, finding.evidence[0].digest),
             cluster=self.picture.cluster,

@@ -6,7 +6,7 @@ The two must come from two senders, because one token may send text, figures and
 claim may take a node within the caps, but restarts no job that may still make progress.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -99,7 +99,11 @@ def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
     only if no other sense reports: healer usually reads the same metric or line itself, and the same figure
     twice is no second sense. The same holds for healer's own history.
     """
-    fresh = _counted(_fresh(incident, now))
+    return _agreeing(_fresh(incident, now))
+
+
+def _agreeing(heard: Sequence[SenseReport]) -> tuple[Sense, ...]:
+    fresh = _counted(heard)
     found: set[Sense] = set()
     for part in sorted({report.part for report in fresh}):
         agreed = {report.sense for report in fresh if report.part in ("", part)}
@@ -110,10 +114,14 @@ def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
 def _fresh(incident: Incident, now: datetime) -> list[SenseReport]:
     if incident.root.node is None:
         return []
-    return [report for report in incident.heard if abs(now - report.at) <= AGREE_WITHIN]
+    return _near(incident.heard, now)
 
 
-def _counted(heard: list[SenseReport]) -> list[SenseReport]:
+def _near(heard: Iterable[SenseReport], now: datetime) -> list[SenseReport]:
+    return [report for report in heard if abs(now - report.at) <= AGREE_WITHIN]
+
+
+def _counted(heard: Sequence[SenseReport]) -> list[SenseReport]:
     counted = independent_senses({report.sense for report in heard})
     return [report for report in heard if report.sense in counted]
 
@@ -126,16 +134,16 @@ def lacks_senses(incident: Incident, rule: Rule, now: datetime) -> bool:
 def agreed_at(incident: Incident, rule: Rule | None) -> datetime:
     """When as many senses agreed as the rule needs (None: one), by the evidence kept, and not before the
     incident was opened: a storm of second senses may come long after the first ones."""
-    if rule is None or rule.senses <= 1:
+    if rule is None or rule.senses <= 1 or incident.root.node is None:
         return incident.opened
-    reports = sorted(
-        (item.arrived_at or item.at, item.sense, named_part(item.component)) for item in _of_root(incident)
-    )
-    heard: list[SenseReport] = []
-    for at, sense, part in reports:
-        heard.append(SenseReport(sense=sense, at=at, part=part))
-        if not lacks_senses(msgspec.structs.replace(incident, heard=tuple(heard)), rule, at):
-            return max(at, incident.opened)
+    reports = [
+        SenseReport(sense=item.sense, at=item.arrived_at or item.at, part=named_part(item.component))
+        for item in _of_root(incident)
+    ]
+    for moment in sorted(report.at for report in reports):
+        heard = [report for report in reports if report.at <= moment]
+        if len(_agreeing(_near(heard, moment))) >= rule.senses:
+            return max(moment, incident.opened)
     return incident.opened
 
 
